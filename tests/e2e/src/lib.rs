@@ -9,7 +9,8 @@
 //! | [`raw`] | bytes on a socket, for requests that no library would send |
 //! | [`decision`] | what the filter says about a request |
 //! | [`metrics`] | Prometheus text |
-//! | [`rig`] | three pods and an Envoy, ready for a test |
+//! | [`stub`] | a pod that keeps what it received, byte for byte |
+//! | [`rig`] | an Envoy in front of three pods; bodies to send |
 //!
 //! Everything binds 127.0.0.1 on free ports and is stopped by process id.
 
@@ -19,3 +20,5 @@ pub mod decision;
 pub mod envoy;
 pub mod metrics;
 pub mod raw;
+pub mod rig;
+pub mod stub;

@@ -1,0 +1,57 @@
+//! An Envoy in front of three pods, and the bodies that tests send through it.
+
+use crate::bootstrap::Bootstrap;
+use crate::envoy::{Envoy, Options};
+use serde_json::{json, Value};
+
+/// Names of the pods in the shipped bootstrap.
+pub const PODS: [&str; 3] = ["vllm-0", "vllm-1", "vllm-2"];
+
+/// Starts Envoy with the shipped bootstrap in front of pods on these ports.
+pub async fn envoy(pods: [u16; 3], concurrency: u32) -> Envoy {
+    envoy_with(pods, concurrency, |bootstrap| bootstrap).await
+}
+
+/// The same with a change to the bootstrap.
+pub async fn envoy_with(
+    pods: [u16; 3],
+    concurrency: u32,
+    change: impl FnOnce(Bootstrap) -> Bootstrap,
+) -> Envoy {
+    let options = Options::new(concurrency);
+    let shipped = Bootstrap::shipped().with_ports(options.listener, options.admin, pods);
+    Envoy::start(&change(shipped), options).await
+}
+
+/// Index of a pod by its name.
+pub fn index(pod: &str) -> usize {
+    PODS.iter()
+        .position(|name| *name == pod)
+        .unwrap_or_else(|| panic!("no pod {pod:?}"))
+}
+
+/// `bytes` of text that no other `seed` shares and that does not repeat.
+pub fn text(seed: &str, bytes: usize) -> String {
+    let mut text = String::with_capacity(bytes + 32);
+    let mut line = 0;
+    while text.len() < bytes {
+        text.push_str(&format!("{seed} says sentence {line}. "));
+        line += 1;
+    }
+    text.truncate(bytes);
+    text
+}
+
+/// A chat request; the first message is the system prompt.
+pub fn chat(messages: &[(&str, &str)]) -> Value {
+    let messages: Vec<_> = messages
+        .iter()
+        .map(|(role, text)| json!({ "role": role, "content": text }))
+        .collect();
+    json!({ "model": "sim", "max_tokens": 4, "messages": messages })
+}
+
+/// A chat whose whole prompt is one text.
+pub fn prompt(seed: &str, bytes: usize) -> Value {
+    chat(&[("user", &text(seed, bytes))])
+}
