@@ -116,6 +116,35 @@ impl Bootstrap {
         self
     }
 
+    /// Passes trailers on in HTTP/1 too, which Envoy drops by default.
+    pub fn with_http1_trailers(self) -> Self {
+        let on = serde_json::json!({ "enable_trailers": true });
+        let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        self.with_manager("http_protocol_options", on.clone())
+            .with_clusters(
+                |name| name == "vllm" || name.ends_with("/only"),
+                |cluster| {
+                    let protocol = &mut cluster["typed_extension_protocol_options"][options];
+                    assert!(protocol["explicit_http_config"].is_object(), "{cluster}");
+                    protocol["explicit_http_config"]["http_protocol_options"] = on.clone();
+                },
+            )
+    }
+
+    /// Lets CONNECT reach the filter.
+    pub fn with_connect(mut self) -> Self {
+        let manager = self.at("", Part::Manager);
+        let upgrades = manager["upgrade_configs"].as_array_mut().expect("upgrades");
+        upgrades.push(serde_json::json!({ "upgrade_type": "CONNECT" }));
+        let routes = &mut manager["route_config"]["virtual_hosts"][0]["routes"];
+        let tunnel = serde_json::json!({
+            "match": { "connect_matcher": {} },
+            "route": { "cluster": "vllm", "upgrade_configs": [{ "upgrade_type": "CONNECT" }] },
+        });
+        routes.as_array_mut().expect("routes").insert(0, tunnel);
+        self
+    }
+
     /// Sets a key of every cluster for which `which` holds.
     pub fn with_clusters(mut self, which: fn(&str) -> bool, edit: impl Fn(&mut Value)) -> Self {
         let clusters = &mut self.0["static_resources"]["clusters"];

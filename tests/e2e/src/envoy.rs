@@ -229,6 +229,24 @@ impl Envoy {
         panic!("the update did not arrive:\n{}", tail(&self.log(), 30));
     }
 
+    /// Tries to replace the listener by one that Envoy has to refuse, with `word` in its reason.
+    pub async fn refuse(&mut self, bootstrap: &Bootstrap, word: &str) {
+        let refused = self.stat("listener_manager.lds.update_rejected").await;
+        self.version += 1;
+        let file = self.dir.path().join("lds").join("listeners.json");
+        write_listener(&file, bootstrap, self.version);
+        let once_more =
+            || async { self.stat("listener_manager.lds.update_rejected").await == refused + 1 };
+        self.eventually("the update is refused", once_more).await;
+        let log = self.log();
+        assert!(
+            log.lines()
+                .any(|l| l.contains("wasm log") && l.contains(word)),
+            "{}",
+            tail(&log, 9)
+        );
+    }
+
     /// Waits until `holds`, and fails with `what` after 10 s.
     pub async fn eventually<F: std::future::Future<Output = bool>>(
         &self,
