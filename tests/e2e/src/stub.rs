@@ -10,6 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// A request as the pod saw it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Seen {
     /// Method.
     pub method: Method,
@@ -31,6 +32,24 @@ pub struct Seen {
     pub trailers: Option<HeaderMap>,
     /// The body has ended, and it ended well.
     pub complete: bool,
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            method,
+            path,
+            headers,
+            body,
+            complete,
+            ..
+        } = self;
+        let bytes = body.len();
+        write!(
+            f,
+            "{method} {path} {headers:?} {bytes} bytes, complete: {complete}"
+        )
+    }
 }
 
 type Log = Arc<Mutex<Vec<Seen>>>;

@@ -158,7 +158,7 @@ async fn a_client_that_leaves_before_the_first_byte_earns_no_credit() {
         let _ = waiting.await;
         let undone = || async {
             let samples = envoy.prometheus().await;
-            samples.sum("prefix_router_in_flight", &[]) == Some(0.0)
+            samples.sum("prefix_router_requests_in_flight", &[]) == Some(0.0)
         };
         envoy.eventually("the filter notices", undone).await;
         assert_eq!(served(&envoy, &pods, &body).await.matched, 0, "{version:?}");

@@ -213,7 +213,10 @@ fn bad_configurations_are_refused_with_one_line() {
             &format!(r#"{{{pods}, "policy": {{"name": "luck"}}}}"#),
             vec!["policy.name", "luck"],
         ),
-        (r#"{"pods": [{"name": "vllm-0"}]}"#, vec!["pods", "address"]),
+        (
+            r#"{"pods": [{"address": "127.0.0.1:8001"}]}"#,
+            vec!["pods[0].name"],
+        ),
         (
             r#"{"pods": [{"name": "a", "address": "x"}]}"#,
             vec!["pods", "address", "x"],

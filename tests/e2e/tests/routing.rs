@@ -563,7 +563,8 @@ async fn metrics_are_there_with_their_labels() {
             "{sample:?}"
         );
     }
-    let by_reason = |reason: &str| samples.sum("prefix_router_decisions", &[("reason", reason)]);
+    let by_reason =
+        |reason: &str| samples.sum("prefix_router_decisions_total", &[("reason", reason)]);
     assert_eq!(by_reason("cold"), Some(1.0));
     assert_eq!(by_reason("prefix"), Some(3.0));
     assert_eq!(by_reason("no_prompt"), Some(1.0));
@@ -578,7 +579,7 @@ async fn metrics_are_there_with_their_labels() {
 async fn in_flight(envoy: &Envoy) -> f64 {
     let samples = envoy.prometheus().await;
     samples
-        .sum("prefix_router_in_flight", &[])
+        .sum("prefix_router_requests_in_flight", &[])
         .expect("the gauge is there")
 }
 
