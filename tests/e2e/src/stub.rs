@@ -209,17 +209,21 @@ async fn answer(mut request: Request<Incoming>, log: Log) -> Result<Answer, std:
         seen.body = whole.clone();
         seen.complete = true;
     });
-    let reset = || std::io::Error::other("as the request asked");
     match wanted.as_str() {
-        "reset" => Err(reset()),
+        "reset" => Err(std::io::Error::other("as asked")),
         "hang" => std::future::pending().await,
         "half" => {
-            let half = futures_util::stream::iter([
-                Ok(hyper::body::Frame::data(Bytes::from_static(
-                    b"data: {}\n\n",
-                ))),
-                Err(reset()),
-            ]);
+            let data = hyper::body::Frame::data(Bytes::from_static(b"data: {}\n\n"));
+            let half = futures_util::stream::unfold(Some(data), move |data| async move {
+                match data {
+                    Some(data) => Some((Ok(data), None)),
+                    None => {
+                        // Until the first half is on its way.
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        Some((Err(std::io::Error::other("as asked")), None))
+                    }
+                }
+            });
             Ok(Response::new(BodyExt::boxed_unsync(
                 http_body_util::StreamBody::new(half),
             )))

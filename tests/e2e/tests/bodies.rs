@@ -15,10 +15,13 @@ const CHAT: &str = "/v1/chat/completions";
 const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(5);
 
-/// A chat request of exactly `bytes` bytes.
+/// A chat request of exactly `bytes` bytes, the model first.
 fn chat_of(bytes: usize) -> Bytes {
-    let empty = rig::prompt("", 0).to_string().len();
-    let body = rig::prompt(&format!("chat of {bytes}"), bytes - empty).to_string();
+    let around = |text: &str| {
+        format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"{text}"}}]}}"#)
+    };
+    let text = rig::text(&format!("chat of {bytes}"), bytes - around("").len());
+    let body = around(&text);
     assert_eq!(body.len(), bytes);
     body.into()
 }

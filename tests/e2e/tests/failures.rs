@@ -7,6 +7,7 @@ use e2e::rig::{self, PODS};
 use e2e::stub::{only, Stub};
 use http::Method;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -44,23 +45,32 @@ fn forget_received(pods: &[Stub]) {
     pods.iter().for_each(|pod| drop(pod.take()));
 }
 
+/// `matched` is what the pod that served held: all of the prompt if it has served it before.
 #[tokio::test]
 async fn credit_follows_the_pod_that_served_instead() {
     for concurrency in [1, 2, 4] {
         let (mut pods, envoy) = start(concurrency).await;
-        let body = rig::prompt("moves", 3000);
-        let first = served(&envoy, &pods, &body).await;
-        let home = rig::index(&first.pod);
-        pods[home].kill().await;
-        let moved = served(&envoy, &pods, &body).await;
-        assert_ne!(moved.pod, first.pod, "a dead pod serves nothing");
-        assert_eq!(moved.matched, 0, "what the pod that served held: {moved:?}");
-        for _ in 0..6 {
-            let again = served(&envoy, &pods, &body).await;
-            assert_eq!(
-                (again.pod, again.matched),
-                (moved.pod.clone(), moved.chunks)
-            );
+        for round in 0..5 {
+            let body = rig::prompt(&format!("moves {round}"), 3000);
+            let first = served(&envoy, &pods, &body).await;
+            let mut held = BTreeSet::from([first.pod.clone()]);
+            let home = rig::index(&first.pod);
+            pods[home].kill().await;
+            for turn in 0..6 {
+                let decision = served(&envoy, &pods, &body).await;
+                assert_ne!(decision.pod, first.pod, "a dead pod serves nothing");
+                let expected = if held.contains(&decision.pod) {
+                    decision.chunks
+                } else {
+                    0
+                };
+                assert_eq!(
+                    decision.matched, expected,
+                    "turn {turn}: {decision:?} of {held:?}"
+                );
+                held.insert(decision.pod);
+            }
+            pods[home].revive().await;
         }
     }
 }
