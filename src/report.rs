@@ -30,7 +30,11 @@ impl Report<'_> {
         }
         let reason = self.reason.as_str();
         // Writing to a String cannot fail.
-        let _ = write!(text, "matched={}, chunks={}, reason={reason}", self.matched, self.chunks);
+        let _ = write!(
+            text,
+            "matched={}, chunks={}, reason={reason}",
+            self.matched, self.chunks
+        );
         if let Some(detail) = self.detail {
             text.push_str(", detail=");
             push_string(&mut text, detail);
@@ -69,12 +73,24 @@ mod tests {
 
     #[test]
     fn spells_a_dictionary() {
-        let mut report =
-            Report { pod: Some("vllm-1"), matched: 12, chunks: 40, reason: Reason::Prefix, detail: None };
-        assert_eq!(report.full(), r#"pod="vllm-1", matched=12, chunks=40, reason=prefix"#);
+        let mut report = Report {
+            pod: Some("vllm-1"),
+            matched: 12,
+            chunks: 40,
+            reason: Reason::Prefix,
+            detail: None,
+        };
+        assert_eq!(
+            report.full(),
+            r#"pod="vllm-1", matched=12, chunks=40, reason=prefix"#
+        );
         assert_eq!(report.pod_only(), r#"pod="vllm-1""#);
         report.detail = Some("a \"quoted\\ \u{e9}\n");
-        assert!(report.full().ends_with(r#", detail="a \"quoted\\ ""#), "{}", report.full());
+        assert!(
+            report.full().ends_with(r#", detail="a \"quoted\\ ""#),
+            "{}",
+            report.full()
+        );
         report.pod = None;
         assert!(report.full().starts_with("matched=12"));
     }

@@ -95,7 +95,10 @@ impl Router {
     pub fn running(&self, env: &Env<'_>) -> Vec<u32> {
         let slots = self.slots(env);
         // A pod without a slot is counted nowhere; it looks idle.
-        let indices: Vec<usize> = slots.iter().map(|s| s.map_or(usize::MAX, Slot::index)).collect();
+        let indices: Vec<usize> = slots
+            .iter()
+            .map(|s| s.map_or(usize::MAX, Slot::index))
+            .collect();
         self.load.running(env.store, &indices, env.now_ms)
     }
 
@@ -108,16 +111,25 @@ impl Router {
         for prompt in prompts {
             let query = self.table.query(env.store, &prompt.chunks, &known);
             let counts = query.matched().iter();
-            let pods = matched.iter_mut().zip(&slots).filter(|(_, slot)| slot.is_some());
+            let pods = matched
+                .iter_mut()
+                .zip(&slots)
+                .filter(|(_, slot)| slot.is_some());
             for ((sum, _), count) in pods.zip(counts) {
                 *sum = sum.saturating_add(*count);
             }
             queries.push(query);
         }
         // Without a prompt there is nothing that gateways could agree on: take turns.
-        let home = prompts.first().map_or_else(|| self.next_turn(), |prompt| prompt.home);
+        let home = prompts
+            .first()
+            .map_or_else(|| self.next_turn(), |prompt| prompt.home);
         let ranking = policy::longest_prefix(&self.candidates(env, model, &matched), home)?;
-        Some(Choice { ranking, matched, queries })
+        Some(Choice {
+            ranking,
+            matched,
+            queries,
+        })
     }
 
     /// Chooses by load alone.
@@ -146,9 +158,12 @@ impl Router {
         let receipts = chains
             .iter()
             .map(|chain| {
-                let query =
-                    queries.next().unwrap_or_else(|| self.table.query(env.store, chain, &[slot]));
-                self.table.notify(env.store, chain, slot, capacity, query).receipt
+                let query = queries
+                    .next()
+                    .unwrap_or_else(|| self.table.query(env.store, chain, &[slot]));
+                self.table
+                    .notify(env.store, chain, slot, capacity, query)
+                    .receipt
             })
             .collect();
         Some(Credit { pod, receipts })
@@ -178,7 +193,10 @@ impl Router {
 
     /// The pod that answers at `address` (`ip:port`).
     pub fn pod_at(&self, address: &str) -> Option<usize> {
-        self.config.pods.iter().position(|pod| pod.address.as_deref() == Some(address))
+        self.config
+            .pods
+            .iter()
+            .position(|pod| pod.address.as_deref() == Some(address))
     }
 
     /// Renews the lease on this worker's counts, and looks the slots up again: another worker
@@ -190,6 +208,12 @@ impl Router {
         }
     }
 
+    /// Chunks that a pod's table holds.
+    pub fn stored_chunks(&self, env: &Env<'_>, pod: usize) -> u32 {
+        let slot = self.slots(env).get(pod).copied().flatten();
+        slot.map_or(0, |slot| self.table.occupancy(env.store, slot))
+    }
+
     fn candidates<'a>(
         &'a self,
         env: &Env<'_>,
@@ -197,7 +221,13 @@ impl Router {
         matched: &[u32],
     ) -> Vec<Candidate<'a>> {
         let running = self.running(env);
-        let pods = self.config.pods.iter().enumerate().zip(matched).zip(running);
+        let pods = self
+            .config
+            .pods
+            .iter()
+            .enumerate()
+            .zip(matched)
+            .zip(running);
         let all = pods.map(|(((pod, config), matched), running)| Candidate {
             pod,
             name: &config.name,
@@ -210,7 +240,11 @@ impl Router {
         };
         let (able, rest): (Vec<_>, Vec<_>) = all.partition(serves);
         // A model that no pod is known to serve: vLLM answers its own 404.
-        if able.is_empty() { rest } else { able }
+        if able.is_empty() {
+            rest
+        } else {
+            able
+        }
     }
 
     fn next_turn(&self) -> u64 {
@@ -221,10 +255,20 @@ impl Router {
 
     /// The table slots of the pods, in the order of the configuration.
     fn slots(&self, env: &Env<'_>) -> Vec<Option<Slot>> {
-        let Ok(mut slots) = self.slots.try_borrow_mut() else { return Vec::new() };
+        let Ok(mut slots) = self.slots.try_borrow_mut() else {
+            return Vec::new();
+        };
         if slots.is_empty() {
-            let names: Vec<&str> = self.config.pods.iter().map(|pod| pod.name.as_str()).collect();
-            *slots = names.iter().map(|name| self.table.slot(env.store, name, &names)).collect();
+            let names: Vec<&str> = self
+                .config
+                .pods
+                .iter()
+                .map(|pod| pod.name.as_str())
+                .collect();
+            *slots = names
+                .iter()
+                .map(|name| self.table.slot(env.store, name, &names))
+                .collect();
         }
         slots.clone()
     }

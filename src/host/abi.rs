@@ -11,10 +11,7 @@ use core::ptr::{null, null_mut};
 
 /// A host status other than `Ok`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failed(pub u32);
-
-/// Status `CasMismatch` of the ABI.
-pub const CAS_MISMATCH: u32 = 8;
+pub struct Failed;
 
 /// Where a header lives.
 #[derive(Debug, Clone, Copy)]
@@ -44,14 +41,11 @@ pub enum MetricType {
     Counter = 0,
     /// Is set.
     Gauge = 1,
-    /// Is observed.
-    Histogram = 2,
 }
 
 #[link(wasm_import_module = "env")]
 extern "C" {
     fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
-    fn proxy_get_log_level(level: *mut u32) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
     fn proxy_get_buffer_bytes(
         kind: u32,
@@ -124,7 +118,7 @@ const WASI_CLOCK_MONOTONIC: u32 = 1;
 fn checked(status: u32) -> Result<(), Failed> {
     match status {
         0 => Ok(()),
-        status => Err(Failed(status)),
+        _ => Err(Failed),
     }
 }
 
@@ -149,14 +143,6 @@ fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Option<Vec<u8>> 
 pub fn log(level: u32, message: &str) {
     // SAFETY: pointer and length of a live string.
     unsafe { proxy_log(level, message.as_ptr(), message.len()) };
-}
-
-/// Envoy's log level for wasm, 0 trace … 5 critical.
-pub fn log_level() -> u32 {
-    let mut level = 2;
-    // SAFETY: a live out-pointer.
-    unsafe { proxy_get_log_level(&mut level) };
-    level
 }
 
 /// Asks for `on_tick` every `period` milliseconds.
@@ -208,9 +194,7 @@ pub fn property(path: &str) -> Option<Vec<u8>> {
 /// Sets a property of the stream: Envoy keeps it as filter state `wasm.<path>`.
 pub fn set_property(path: &str, value: &[u8]) -> Result<(), Failed> {
     // SAFETY: pointers and lengths of live slices.
-    checked(unsafe {
-        proxy_set_property(path.as_ptr(), path.len(), value.as_ptr(), value.len())
-    })
+    checked(unsafe { proxy_set_property(path.as_ptr(), path.len(), value.as_ptr(), value.len()) })
 }
 
 /// A shared value and its version.
@@ -247,7 +231,7 @@ pub fn increment_metric(id: u32, offset: i64) {
     }
 }
 
-/// Sets a gauge, or observes a histogram's value.
+/// Sets a gauge.
 pub fn record_metric(id: u32, value: u64) {
     // SAFETY: no pointers.
     unsafe { proxy_record_metric(id, value) };

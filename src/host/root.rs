@@ -48,7 +48,10 @@ impl RootContext for Root {
         };
         let may_pause = envoy_may_pause();
         if !may_pause {
-            abi::log(3, "prefix_router: this Envoy is older than 1.35: routing by load only");
+            abi::log(
+                3,
+                "prefix_router: this Envoy is older than 1.35: routing by load only",
+            );
         }
         let meter = HostMeter::new(&config);
         let board = board(&config.pool);
@@ -92,7 +95,9 @@ fn envoy_may_pause() -> bool {
     let number = |part: &str| {
         let path = format!("xds\0node\0user_agent_build_version\0version\0{part}");
         let value = abi::property(&path)?;
-        value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes))
+        value
+            .first_chunk::<8>()
+            .map(|bytes| u64::from_le_bytes(*bytes))
     };
     match (number("major_number"), number("minor_number")) {
         (Some(1), Some(minor)) => minor >= FIRST_MINOR,

@@ -27,7 +27,11 @@ pub struct Instance {
 impl Instance {
     /// The world as it is now.
     pub fn env(&self) -> Env<'_> {
-        Env { store: &SharedData, meter: &self.meter, now_ms: abi::monotonic_ms() }
+        Env {
+            store: &SharedData,
+            meter: &self.meter,
+            now_ms: abi::monotonic_ms(),
+        }
     }
 }
 
@@ -40,14 +44,20 @@ pub struct Stream {
 impl Stream {
     /// A stream of this instance.
     pub fn new(instance: Option<Rc<Instance>>) -> Self {
-        Self { instance, request: Request::default() }
+        Self {
+            instance,
+            request: Request::default(),
+        }
     }
 
     fn carry_out(&self, instance: &Instance, step: Step) -> Action {
         match step {
             Step::Pass => Action::Continue,
             Step::Hold => Action::Pause,
-            Step::Go(Go { destination, report }) => {
+            Step::Go(Go {
+                destination,
+                report,
+            }) => {
                 if let Some(value) = destination {
                     let name = &instance.router.config().destination.header;
                     if abi::set_header(Headers::Request, name, &value).is_err() {
@@ -85,9 +95,13 @@ impl Context for Stream {
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
-        let Some(instance) = self.instance.clone() else { return Action::Continue };
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
         let header = |name: &str| abi::header(Headers::Request, name);
-        let step = self.request.on_headers(&instance.router, &instance.env(), &header, end);
+        let step = self
+            .request
+            .on_headers(&instance.router, &instance.env(), &header, end);
         if step != Step::Pass {
             // Only the filter names a pod: what the client sent goes, whatever comes of it.
             let name = &instance.router.config().destination.header;
@@ -100,24 +114,37 @@ impl HttpContext for Stream {
     }
 
     fn on_http_request_body(&mut self, size: usize, end: bool) -> Action {
-        let Some(instance) = self.instance.clone() else { return Action::Continue };
-        let step = self.request.on_body(&instance.router, &instance.env(), size, end, &body);
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let step = self
+            .request
+            .on_body(&instance.router, &instance.env(), size, end, &body);
         self.carry_out(&instance, step)
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
-        let Some(instance) = self.instance.clone() else { return Action::Continue };
-        let step = self.request.on_trailers(&instance.router, &instance.env(), &body);
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let step = self
+            .request
+            .on_trailers(&instance.router, &instance.env(), &body);
         self.carry_out(&instance, step)
     }
 
     fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
-        let Some(instance) = self.instance.clone() else { return Action::Continue };
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
         let upstream = abi::property("upstream\0address");
-        let upstream = upstream.as_deref().and_then(|address| core::str::from_utf8(address).ok());
+        let upstream = upstream
+            .as_deref()
+            .and_then(|address| core::str::from_utf8(address).ok());
         let env = instance.env();
         if let Some(answer) =
-            self.request.on_answer(&instance.router, &env, status(), upstream, end)
+            self.request
+                .on_answer(&instance.router, &env, status(), upstream, end)
         {
             match answer.header {
                 Some(value) => {

@@ -9,7 +9,7 @@
 use crate::chunk::ChunkHash;
 use crate::config::{Config, Mode};
 use crate::destination;
-use crate::metrics::Event;
+use crate::metrics::Metric;
 use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::report::Report;
@@ -96,7 +96,11 @@ impl Request {
     ) -> Step {
         let config = router.config();
         let path = header(":path").unwrap_or_default();
-        if !config.matches.covers(&header(":authority").unwrap_or_default(), &path) {
+        let outside = !config.scope.is_everything()
+            && !config
+                .scope
+                .covers(&header(":authority").unwrap_or_default(), &path);
+        if outside {
             return Step::Pass;
         }
         let method = header(":method").unwrap_or_default();
@@ -108,7 +112,10 @@ impl Request {
             Some(_) if is_encoded(header("content-encoding").as_deref()) => "encoding",
             Some(_) if !router.may_pause() => "envoy_too_old",
             Some(api) => {
-                self.state = State::Reading { api, next_look: config.match_bytes };
+                self.state = State::Reading {
+                    api,
+                    next_look: config.match_bytes,
+                };
                 return Step::Hold;
             }
         };
@@ -124,7 +131,9 @@ impl Request {
         end: bool,
         body: &dyn Fn(usize) -> Option<Vec<u8>>,
     ) -> Step {
-        let State::Reading { api, mut next_look } = self.state else { return Step::Pass };
+        let State::Reading { api, mut next_look } = self.state else {
+            return Step::Pass;
+        };
         self.body_size = size;
         let config = router.config();
         loop {
@@ -136,10 +145,15 @@ impl Request {
             let Some(bytes) = body(size.min(next_look)) else {
                 return self.go_without_prompt(router, env, "unreadable");
             };
-            let extent = if whole { Extent::Whole } else { Extent::FirstPart };
+            let extent = if whole {
+                Extent::Whole
+            } else {
+                Extent::FirstPart
+            };
             match prompt::read(api, &bytes, extent, config.chunk_bytes) {
                 Err(why) => {
-                    env.meter.count(Event::Unreadable(why.as_str()), 1);
+                    env.meter
+                        .count_labelled(Metric::UnreadablePrompts, "detail", why.as_str());
                     return self.go_without_prompt(router, env, why.as_str());
                 }
                 Ok(prompts) => {
@@ -189,7 +203,10 @@ impl Request {
                 (before != after).then_some(after)
             }
         };
-        Some(Answer { header: self.response_header(router), report })
+        Some(Answer {
+            header: self.response_header(router),
+            report,
+        })
     }
 
     /// Bytes of the answer's body, or its end: the pod has done the prefill.
@@ -219,7 +236,12 @@ impl Request {
             sum.saturating_add(u32::try_from(prompt.chunks.len()).unwrap_or(u32::MAX))
         });
         let Some(choice) = router.choose(env, model.as_deref(), &prompts) else {
-            return self.go(router, env, None, Decided::new(Reason::NoPods, None, chunks));
+            return self.go(
+                router,
+                env,
+                None,
+                Decided::new(Reason::NoPods, None, chunks),
+            );
         };
         let mut decided = Decided::new(choice.ranking.reason, None, chunks);
         decided.matched = choice.matched;
@@ -257,12 +279,21 @@ impl Request {
         let pods = ranking.map_or_else(Vec::new, |ranking| ranking.pods);
         decided.chosen = pods.first().copied();
         env.meter.decision(decided.reason, decided.chosen);
-        env.meter.count(Event::PromptChunks, decided.chunks.into());
-        env.meter.count(Event::MatchedChunks, decided.matched_on(decided.chosen).into());
-        let mut go = Go { destination: None, report: decided.text(router) };
+        env.meter.count(Metric::PromptChunks, decided.chunks.into());
+        env.meter.count(
+            Metric::MatchedChunks,
+            decided.matched_on(decided.chosen).into(),
+        );
+        let mut go = Go {
+            destination: None,
+            report: decided.text(router),
+        };
         if router.config().mode == Mode::Route {
             let config = router.config();
-            let ranked: Vec<_> = pods.iter().filter_map(|pod| config.pods.get(*pod)).collect();
+            let ranked: Vec<_> = pods
+                .iter()
+                .filter_map(|pod| config.pods.get(*pod))
+                .collect();
             go.destination = destination::value(config.destination.mode, &ranked);
             decided.count_on(router, env, decided.chosen);
         }
@@ -272,7 +303,9 @@ impl Request {
 
     fn response_header(&self, router: &Router) -> Option<String> {
         use crate::config::ResponseHeader;
-        let State::Decided(decided) = &self.state else { return None };
+        let State::Decided(decided) = &self.state else {
+            return None;
+        };
         let report = decided.report(router);
         match router.config().response_header {
             ResponseHeader::Off => None,
@@ -303,14 +336,23 @@ impl Decided {
     }
 
     fn matched_on(&self, pod: Option<usize>) -> u32 {
-        pod.and_then(|pod| self.matched.get(pod)).copied().unwrap_or(0)
+        pod.and_then(|pod| self.matched.get(pod))
+            .copied()
+            .unwrap_or(0)
     }
 
     fn report<'a>(&'a self, router: &'a Router) -> Report<'a> {
-        let named = |pod| router.config().pods.get(pod).map(|pod| pod.name.as_str());
+        let named = |pod: usize| router.config().pods.get(pod).map(|pod| pod.name.as_str());
         Report {
-            pod: self.stranger.as_deref().or_else(|| self.pod().and_then(named)),
-            matched: if self.stranger.is_some() { 0 } else { self.matched_on(self.pod()) },
+            pod: self
+                .stranger
+                .as_deref()
+                .or_else(|| self.pod().and_then(named)),
+            matched: if self.stranger.is_some() {
+                0
+            } else {
+                self.matched_on(self.pod())
+            },
             chunks: self.chunks,
             reason: self.reason,
             detail: self.detail,
@@ -339,7 +381,13 @@ impl Decided {
             },
         };
         if observing && served.is_some() {
-            env.meter.agreement(served == self.chosen);
+            let outcome = if served == self.chosen {
+                "agreed"
+            } else {
+                "differed"
+            };
+            env.meter
+                .count_labelled(Metric::Observed, "outcome", outcome);
         }
         if served.is_some() || self.stranger.is_some() {
             self.count_on(router, env, served);
@@ -353,7 +401,7 @@ impl Decided {
             if !self.chains.is_empty() {
                 self.credit = router.credit(env, pod, &self.chains, Vec::new());
                 if credited.is_some() {
-                    env.meter.count(Event::MovedCredit, 1);
+                    env.meter.count(Metric::MovedCredits, 1);
                 }
             }
         }
@@ -371,7 +419,7 @@ impl Decided {
     fn take_back(&mut self, router: &Router, env: &Env<'_>) {
         if let Some(credit) = self.credit.take() {
             router.take_back(env, credit, &self.chains);
-            env.meter.count(Event::UndoneNotify, 1);
+            env.meter.count(Metric::UndoneNotifies, 1);
         }
     }
 
@@ -396,6 +444,13 @@ fn is_encoded(content_encoding: Option<&[u8]>) -> bool {
 }
 
 fn following_look(config: &Config, look: usize) -> usize {
-    let stride = config.hold_bytes.saturating_sub(config.match_bytes).div_ceil(LOOKS).max(1);
+    let stride = config
+        .hold_bytes
+        .saturating_sub(config.match_bytes)
+        .div_ceil(LOOKS)
+        .max(1);
     look.saturating_add(stride).min(config.hold_bytes)
 }
+
+#[cfg(test)]
+mod tests;
