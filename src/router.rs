@@ -65,7 +65,7 @@ impl Router {
     /// A router for a configuration. `may_pause`: whether this Envoy lets a filter hold the
     /// headers while the body arrives.
     pub fn new(config: Config, load: Rc<LoadBoard>, may_pause: bool) -> Self {
-        let table = Table::new(&config.pool, config.geometry());
+        let table = Table::new(&config.pool, config.geometry(), load.owner());
         Self {
             config,
             table,
