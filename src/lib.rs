@@ -46,6 +46,8 @@ pub mod load;
 pub mod metrics;
 pub mod policy;
 pub mod prompt;
+pub mod report;
 pub mod request;
+pub mod router;
 pub mod store;
 pub mod table;

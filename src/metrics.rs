@@ -1,1 +1,149 @@
-//! metrics
+//! Names and labels of the metrics.
+//!
+//! Owns the list of metrics and how a label travels inside Envoy's flat names. Invariant: every
+//! label comes from the configuration or from a fixed set, so the number of series is bounded by
+//! it; series never expire in Envoy.
+//!
+//! A label is a part `key.=.value.;.` in front of the name. With these rules in the bootstrap,
+//! `/stats/prometheus` shows them as labels:
+//!
+//! ```yaml
+//! stats_config:
+//!   stats_tags:
+//!   - { tag_name: pool, regex: '(pool\.=\.(.*?)\.;\.)' }
+//!   - { tag_name: pod, regex: '(pod\.=\.(.*?)\.;\.)' }
+//!   - { tag_name: reason, regex: '(reason\.=\.(.*?)\.;\.)' }
+//!   - { tag_name: detail, regex: '(detail\.=\.(.*?)\.;\.)' }
+//!   - { tag_name: outcome, regex: '(outcome\.=\.(.*?)\.;\.)' }
+//! ```
+
+use crate::policy::Reason;
+
+/// What a metric's value does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Is set, once a second.
+    Gauge,
+}
+
+/// All metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Metric {
+    /// Requests decided, by pod (where there is one) and reason.
+    Decisions,
+    /// Whole chunks of the prompts decided.
+    PromptChunks,
+    /// Leading chunks of them that the chosen pod held.
+    MatchedChunks,
+    /// Bodies whose prompt could not be read, by detail.
+    UnreadablePrompts,
+    /// Credits taken back because the pod did no work.
+    UndoneNotifies,
+    /// Credits moved to the pod that served after a retry.
+    MovedCredits,
+    /// In observe mode: whether the decision named who served, by outcome.
+    Observed,
+    /// Writes of shared data repeated because another worker was first.
+    CasRetries,
+    /// Notifies given up after that happened too often.
+    DroppedNotifies,
+    /// Chunks for which no page had room.
+    DroppedChunks,
+    /// Shared values that were not the table's and counted as empty.
+    JunkPages,
+    /// Chunks that a pod's table holds.
+    StoredChunks,
+    /// Chunks that a pod's table may hold.
+    CapacityChunks,
+    /// Requests in flight on a pod, over all workers.
+    RequestsInFlight,
+    /// Most bytes of shared data that the pool's table can take.
+    TableMaxBytes,
+    /// 1 when this Envoy cannot hold headers, so that requests go by load only.
+    EnvoyTooOld,
+}
+
+impl Metric {
+    /// The metric's bare name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decisions => "prefix_router_decisions_total",
+            Self::PromptChunks => "prefix_router_prompt_chunks_total",
+            Self::MatchedChunks => "prefix_router_matched_chunks_total",
+            Self::UnreadablePrompts => "prefix_router_unreadable_prompts_total",
+            Self::UndoneNotifies => "prefix_router_undone_notifies_total",
+            Self::MovedCredits => "prefix_router_moved_credits_total",
+            Self::Observed => "prefix_router_observed_total",
+            Self::CasRetries => "prefix_router_cas_retries_total",
+            Self::DroppedNotifies => "prefix_router_dropped_notifies_total",
+            Self::DroppedChunks => "prefix_router_dropped_chunks_total",
+            Self::JunkPages => "prefix_router_junk_pages_total",
+            Self::StoredChunks => "prefix_router_stored_chunks",
+            Self::CapacityChunks => "prefix_router_capacity_chunks",
+            Self::RequestsInFlight => "prefix_router_requests_in_flight",
+            Self::TableMaxBytes => "prefix_router_table_max_bytes",
+            Self::EnvoyTooOld => "prefix_router_envoy_too_old",
+        }
+    }
+
+    /// Whether it counts or is set.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::StoredChunks
+            | Self::CapacityChunks
+            | Self::RequestsInFlight
+            | Self::TableMaxBytes
+            | Self::EnvoyTooOld => Kind::Gauge,
+            _ => Kind::Counter,
+        }
+    }
+
+    /// The name that Envoy is given: labels in front.
+    pub fn full_name(self, pool: &str, labels: &[(&str, &str)]) -> String {
+        let mut name = String::with_capacity(96);
+        for (key, value) in core::iter::once(&("pool", pool)).chain(labels) {
+            name.push_str(key);
+            name.push_str(".=.");
+            name.push_str(value);
+            name.push_str(".;.");
+        }
+        name.push_str(self.name());
+        name
+    }
+}
+
+/// Where the core counts what happens; the host's registers, or nothing.
+pub trait Meter {
+    /// A request was decided, for a pod of the pool unless there is none.
+    fn decision(&self, reason: Reason, pod: Option<usize>);
+    /// `n` more of a metric that has no label but the pool.
+    fn count(&self, metric: Metric, n: u64);
+    /// One more of a metric with one label from a fixed set.
+    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str);
+}
+
+/// A meter that counts nothing.
+#[derive(Debug, Default)]
+pub struct Silent;
+
+impl Meter for Silent {
+    fn decision(&self, _: Reason, _: Option<usize>) {}
+    fn count(&self, _: Metric, _: u64) {}
+    fn count_labelled(&self, _: Metric, _: &'static str, _: &'static str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stand_in_front_of_the_name() {
+        let name = Metric::Decisions.full_name("p", &[("pod", "a"), ("reason", "cold")]);
+        assert_eq!(
+            name,
+            "pool.=.p.;.pod.=.a.;.reason.=.cold.;.prefix_router_decisions_total"
+        );
+    }
+}

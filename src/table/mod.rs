@@ -1,1 +1,224 @@
-//! table
+//! Chunk hashes -> matched chunks per pod: the LRU prefix tables in shared data.
+//!
+//! Owns what is known of the pods' caches. `query` gives the leading chunks of a prompt that each
+//! pod holds, `notify` stores a prompt for a pod and evicts that pod's least recently used chunks,
+//! `undo` takes a notify back, `forget` empties a pod.
+//!
+//! Three kinds of values, all with a checksum and the geometry in front ([`frame`]):
+//!
+//! | key | holds | written by |
+//! |---|---|---|
+//! | `…/slots` | who owns each slot, the epoch below which its chunks are dead ([`slots`]) | a new pod, an eviction, a forget |
+//! | `…/ring/<slot>` | how many live chunks each span of epochs has ([`ring`]) | every notify of that pod |
+//! | `…/page/<n>` | chunk hashes with (slot, epoch) pairs behind them ([`page`]) | notifies that change it |
+//!
+//! A chunk counts for a pod while the epoch beside it is not below the pod's watermark, so that an
+//! eviction is one number raised. Invariants: a query never sees more than C chunks of a pod (the
+//! ring is charged before pages are written); chunk i never counts without those before it (pages
+//! are read from the head); no value of another geometry, version or checksum is ever used.
+//! Cost: one `get` of the slots and one per page of up to 32 chunks; a notify adds a `set` per
+//! changed page, and a `get` and two `set`s of the ring.
+
+mod frame;
+mod geometry;
+mod notify;
+mod page;
+mod place;
+mod query;
+mod ring;
+mod slots;
+
+#[cfg(test)]
+mod tests;
+
+pub use geometry::{Footprint, Geometry};
+pub use notify::{Notified, Receipt};
+pub use query::Query;
+pub use slots::Slot;
+
+use crate::store::SharedStore;
+use core::cell::Cell;
+use frame::Tag;
+use ring::Ring;
+use slots::Slots;
+
+/// How often a write that lost against another worker is tried again.
+const TRIES: usize = 16;
+
+/// The tables of one pool, as one VM works on them.
+#[derive(Debug)]
+pub struct Table {
+    geometry: Geometry,
+    prefix: String,
+    pages: u64,
+    sweep: Cell<u64>,
+    stats: Cell<Stats>,
+}
+
+/// What happened since this VM started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Writes repeated because another worker was first.
+    pub cas_retries: u64,
+    /// Notifies given up, wholly or in part, after [`TRIES`].
+    pub dropped_notifies: u64,
+    /// Chunks for which no page had room.
+    pub dropped_chunks: u64,
+    /// Values of another geometry or version, or with a wrong checksum.
+    pub junk_pages: u64,
+}
+
+impl Table {
+    /// The tables of `pool`. `seed` spreads the workers' sweeps; any number will do.
+    pub fn new(pool: &str, geometry: Geometry, seed: u64) -> Self {
+        let pages = geometry.pages();
+        Self {
+            geometry,
+            prefix: format!("prefix_router/{pool}/"),
+            pages,
+            sweep: Cell::new(seed.checked_rem(pages).unwrap_or(0)),
+            stats: Cell::new(Stats::default()),
+        }
+    }
+
+    /// Keys and bytes that the tables can take at most.
+    pub fn footprint(&self) -> Footprint {
+        self.geometry.footprint()
+    }
+
+    /// What happened since this VM started.
+    pub fn stats(&self) -> Stats {
+        self.stats.get()
+    }
+
+    /// Finds the pod's slot or gives it one. When all are taken, one whose pod is not in `live`
+    /// is emptied and reused; `None` if there is no such slot.
+    pub fn slot(&self, store: &dyn SharedStore, name: &str, live: &[&str]) -> Option<Slot> {
+        let owner = slots::owner(name);
+        let live: Vec<u64> = live.iter().map(|name| slots::owner(name)).collect();
+        for _ in 0..TRIES {
+            let mut slots = self.slots(store);
+            if let Some(slot) = slots.find(owner) {
+                return Some(slot);
+            }
+            let index = slots.vacant(&live)?;
+            let old = Slot {
+                index,
+                owner: slots.entry(index).owner,
+            };
+            // Whatever the slot held, under whichever owner, dies before it is given away.
+            let ring = self.forget_ring(store, old, &slots)?;
+            slots.give(index, owner, &ring);
+            if self.write_slots(store, &slots) {
+                return Some(Slot { index, owner });
+            }
+        }
+        None
+    }
+
+    /// Empties a pod, at once and for every worker, also against a notify under way.
+    pub fn forget(&self, store: &dyn SharedStore, slot: Slot) {
+        let slots = self.slots(store);
+        if slots.owns(slot) {
+            if let Some(ring) = self.forget_ring(store, slot, &slots) {
+                self.raise(store, slot, &ring);
+            }
+        }
+    }
+
+    /// Live chunks of a pod, by its ring: never less than a query could see.
+    pub fn occupancy(&self, store: &dyn SharedStore, slot: Slot) -> u32 {
+        let slots = self.slots(store);
+        if !slots.owns(slot) {
+            return 0;
+        }
+        self.ring(store, slot, &slots).total()
+    }
+
+    /// Moves the pod's ring to a fresh epoch and generation.
+    fn forget_ring(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots) -> Option<Ring> {
+        for _ in 0..TRIES {
+            let mut ring = self.ring(store, slot, slots);
+            ring.forget();
+            if self.write_ring(store, slot, &mut ring) {
+                return Some(ring);
+            }
+        }
+        None
+    }
+
+    /// Raises the pod's watermark in the slots to where its ring has it. Only ever upwards.
+    fn raise(&self, store: &dyn SharedStore, slot: Slot, ring: &Ring) {
+        for _ in 0..TRIES {
+            let mut slots = self.slots(store);
+            if !slots.owns(slot) || !slots.raise(slot, ring) || self.write_slots(store, &slots) {
+                return;
+            }
+        }
+        self.count(|stats| &mut stats.dropped_notifies);
+    }
+
+    fn slots(&self, store: &dyn SharedStore) -> Slots {
+        let found = store.get(&format!("{}slots", self.prefix));
+        let (body, version) = self.open(found, frame::Kind::Slots);
+        Slots::decode(&body, version, self.geometry.max_pods)
+    }
+
+    fn write_slots(&self, store: &dyn SharedStore, slots: &Slots) -> bool {
+        let value = self.tag(frame::Kind::Slots).seal(&slots.encode());
+        let key = format!("{}slots", self.prefix);
+        self.written(store.set(&key, &value, slots.expect()).is_ok())
+    }
+
+    fn ring(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots) -> Ring {
+        let found = store.get(&format!("{}ring/{}", self.prefix, slot.index));
+        let existed = found.is_some();
+        let (body, version) = self.open(found, frame::Kind::Ring);
+        let entry = slots.entry(slot.index);
+        Ring::decode(&body, version).unwrap_or_else(|| Ring::lost(entry, version, existed))
+    }
+
+    /// Writes the ring; it has its new version only after another read.
+    fn write_ring(&self, store: &dyn SharedStore, slot: Slot, ring: &mut Ring) -> bool {
+        let value = self.tag(frame::Kind::Ring).seal(&ring.encode());
+        let key = format!("{}ring/{}", self.prefix, slot.index);
+        self.written(store.set(&key, &value, ring.expect()).is_ok())
+    }
+
+    /// The body of a value, empty when there is none that can be used, and its version.
+    fn open(
+        &self,
+        found: Option<crate::store::Versioned>,
+        kind: frame::Kind,
+    ) -> (Vec<u8>, Option<u32>) {
+        let Some(found) = found else {
+            return (Vec::new(), None);
+        };
+        let version = Some(found.version);
+        match self.tag(kind).open(found.bytes) {
+            Some(body) => (body, version),
+            None => {
+                self.count(|stats| &mut stats.junk_pages);
+                (Vec::new(), version)
+            }
+        }
+    }
+
+    fn tag(&self, kind: frame::Kind) -> Tag {
+        Tag::new(&self.geometry, kind)
+    }
+
+    fn written(&self, written: bool) -> bool {
+        if !written {
+            self.count(|stats| &mut stats.cas_retries);
+        }
+        written
+    }
+
+    fn count(&self, which: impl Fn(&mut Stats) -> &mut u64) {
+        let mut stats = self.stats.get();
+        let counter = which(&mut stats);
+        *counter = counter.saturating_add(1);
+        self.stats.set(stats);
+    }
+}

@@ -1,0 +1,106 @@
+//! One configuration of the plugin in one VM.
+//!
+//! Owns the instance that streams share, and the VM's one board of requests in flight per pool,
+//! which outlives a configuration update as the streams of the old one do.
+
+use super::abi::{self, Buffer};
+use super::meter::HostMeter;
+use super::stream::{Instance, Stream};
+use crate::config::Config;
+use crate::load::LoadBoard;
+use crate::router::Router;
+use core::cell::RefCell;
+use core::hash::{BuildHasher, Hasher};
+use hashbrown::HashMap;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::ContextType;
+use std::hash::RandomState;
+use std::rc::Rc;
+
+/// Period of leases and gauges.
+const TICK_MS: u32 = 1000;
+/// A configuration larger than this is refused unread.
+const MAX_CONFIG_BYTES: usize = 4 << 20;
+/// The first Envoy that lets a filter hold headers while the body arrives.
+const FIRST_MINOR: u64 = 35;
+
+thread_local! {
+    static BOARDS: RefCell<HashMap<String, Rc<LoadBoard>>> = RefCell::new(HashMap::new());
+}
+
+/// The root context.
+#[derive(Default)]
+pub struct Root {
+    instance: Option<Rc<Instance>>,
+}
+
+impl Context for Root {}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, _: usize) -> bool {
+        let text = abi::buffer(Buffer::PluginConfiguration, MAX_CONFIG_BYTES).unwrap_or_default();
+        let config = match Config::parse(&text) {
+            Ok(config) => config,
+            Err(error) => {
+                abi::log(4, &format!("prefix_router: configuration refused: {error}"));
+                return false;
+            }
+        };
+        let may_pause = envoy_may_pause();
+        if !may_pause {
+            abi::log(
+                3,
+                "prefix_router: this Envoy is older than 1.35: routing by load only",
+            );
+        }
+        let meter = HostMeter::new(&config);
+        let board = board(&config.pool);
+        let router = Router::new(config, board, may_pause);
+        self.instance = Some(Rc::new(Instance { router, meter }));
+        abi::set_tick_period(TICK_MS);
+        true
+    }
+
+    fn on_tick(&mut self) {
+        if let Some(instance) = &self.instance {
+            let env = instance.env();
+            instance.router.tick(&env);
+            instance.meter.gauges(&instance.router, &env);
+        }
+    }
+
+    fn create_http_context(&self, _: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Stream::new(self.instance.clone())))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+/// This VM's board of a pool.
+fn board(pool: &str) -> Rc<LoadBoard> {
+    // A random owner: no two VMs are alike, nor one VM before and after a reload.
+    let owner = RandomState::new().build_hasher().finish();
+    let new = || Rc::new(LoadBoard::new(pool, owner));
+    BOARDS.with(|boards| match boards.try_borrow_mut() {
+        Ok(mut boards) => boards.entry_ref(pool).or_insert_with(new).clone(),
+        Err(_) => new(),
+    })
+}
+
+/// Whether this Envoy knows `allow_on_headers_stop_iteration`. Where it does not say its
+/// version, it is taken for a current one.
+fn envoy_may_pause() -> bool {
+    let number = |part: &str| {
+        let path = format!("xds\0node\0user_agent_build_version\0version\0{part}");
+        let value = abi::property(&path)?;
+        value
+            .first_chunk::<8>()
+            .map(|bytes| u64::from_le_bytes(*bytes))
+    };
+    match (number("major_number"), number("minor_number")) {
+        (Some(1), Some(minor)) => minor >= FIRST_MINOR,
+        _ => true,
+    }
+}

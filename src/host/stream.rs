@@ -1,0 +1,181 @@
+//! One HTTP stream: Envoy's callbacks handed to [`Request`], its steps carried out.
+//!
+//! Cost: four to six header reads, one body read, one header write and one property write per
+//! request; one property read and one header write per answer.
+
+use super::abi::{self, Buffer, Headers};
+use super::meter::HostMeter;
+use super::shared::SharedData;
+use crate::request::{Go, Request, Step};
+use crate::router::{Env, Router};
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::Action;
+use std::rc::Rc;
+
+/// Response header, and name of the filter state.
+const REPORT_HEADER: &str = "x-prefix-router";
+const REPORT_STATE: &str = "prefix_router";
+
+/// A configured filter instance.
+pub struct Instance {
+    /// The core.
+    pub router: Router,
+    /// Metric ids.
+    pub meter: HostMeter,
+}
+
+impl Instance {
+    /// The world as it is now.
+    pub fn env(&self) -> Env<'_> {
+        Env {
+            store: &SharedData,
+            meter: &self.meter,
+            now_ms: abi::monotonic_ms(),
+        }
+    }
+}
+
+/// One stream; without an instance (it was not configured) it passes everything.
+pub struct Stream {
+    instance: Option<Rc<Instance>>,
+    request: Request,
+}
+
+impl Stream {
+    /// A stream of this instance.
+    pub fn new(instance: Option<Rc<Instance>>) -> Self {
+        Self {
+            instance,
+            request: Request::default(),
+        }
+    }
+
+    fn carry_out(&self, instance: &Instance, step: Step) -> Action {
+        match step {
+            Step::Pass => Action::Continue,
+            Step::Hold => Action::Pause,
+            Step::Go(Go {
+                destination,
+                report,
+            }) => {
+                if let Some(value) = destination {
+                    let name = &instance.router.config().destination.header;
+                    if abi::set_header(Headers::Request, name, &value).is_err() {
+                        abi::log(3, "prefix_router: Envoy refused the destination header");
+                    }
+                    abi::clear_route_cache();
+                }
+                let _ = abi::set_property(REPORT_STATE, report.as_bytes());
+                Action::Continue
+            }
+        }
+    }
+}
+
+/// Reads the first bytes of what Envoy holds of the request body.
+fn body(size: usize) -> Option<Vec<u8>> {
+    if size == 0 {
+        return Some(Vec::new());
+    }
+    abi::buffer(Buffer::RequestBody, size)
+}
+
+fn status() -> u16 {
+    abi::header(Headers::Response, ":status")
+        .and_then(|value| core::str::from_utf8(&value).ok()?.parse().ok())
+        .unwrap_or(0)
+}
+
+impl Context for Stream {
+    fn on_done(&mut self) -> bool {
+        self.on_log();
+        true
+    }
+}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let header = |name: &str| abi::header(Headers::Request, name);
+        let step = self
+            .request
+            .on_headers(&instance.router, &instance.env(), &header, end);
+        if step != Step::Pass {
+            // Only the filter names a pod: what the client sent goes, whatever comes of it.
+            let name = &instance.router.config().destination.header;
+            if header(name).is_some() {
+                let _ = abi::remove_header(Headers::Request, name);
+                abi::clear_route_cache();
+            }
+        }
+        self.carry_out(&instance, step)
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end: bool) -> Action {
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let step = self
+            .request
+            .on_body(&instance.router, &instance.env(), size, end, &body);
+        self.carry_out(&instance, step)
+    }
+
+    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let step = self
+            .request
+            .on_trailers(&instance.router, &instance.env(), &body);
+        self.carry_out(&instance, step)
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
+        let Some(instance) = self.instance.clone() else {
+            return Action::Continue;
+        };
+        let upstream = abi::property("upstream\0address");
+        let upstream = upstream
+            .as_deref()
+            .and_then(|address| core::str::from_utf8(address).ok());
+        let env = instance.env();
+        if let Some(answer) =
+            self.request
+                .on_answer(&instance.router, &env, status(), upstream, end)
+        {
+            match answer.header {
+                Some(value) => {
+                    let _ = abi::set_header(Headers::Response, REPORT_HEADER, value.as_bytes());
+                }
+                None => {
+                    let _ = abi::remove_header(Headers::Response, REPORT_HEADER);
+                }
+            }
+            if let Some(report) = answer.report {
+                let _ = abi::set_property(REPORT_STATE, report.as_bytes());
+            }
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, end: bool) -> Action {
+        if size > 0 || end {
+            self.request.on_answer_body();
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        self.request.on_answer_body();
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        if let Some(instance) = self.instance.clone() {
+            self.request.on_end(&instance.router, &instance.env());
+        }
+    }
+}

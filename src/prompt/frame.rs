@@ -1,0 +1,245 @@
+//! The canonical byte stream: fields one after the other, each behind a mark.
+//!
+//! A field is [`MARK`] (0xFF), a [`Tag`] (never 0), and the field's bytes. Inside those bytes 0xFF is
+//! followed by 0, so a mark begins a field and nothing else does.
+//! Injective: cut the stream before each 0xFF that is not followed by 0, and the fields come back,
+//! whatever bytes a client sends; this holds for every prefix of a stream too, so no content can
+//! pass for the structure of another prompt. Which fields follow which is fixed by the callers:
+//! every message and item begins with a tag of its own.
+//! Prefix keeping: a field has no length and no end mark but the mark of the next one, so the stream
+//! of a prompt that is continued, by more text or more fields, begins with all of the shorter one.
+//! JSON that reaches the model as JSON is written without white space, strings in one spelling, in
+//! the order it came, without `cache_control` marks.
+//! Cost: strings without escapes and JSON that came in canonical spelling are one push each.
+
+use super::json::{Kind, Value};
+use super::text::{Style, Text, MARK};
+use crate::chunk::{Gather, Sink};
+use core::hash::Hasher as _;
+use twox_hash::XxHash64;
+
+/// What a field says. The values are part of every hash: changing one forgets all prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Tag {
+    /// JSON where text is usual; always right after the empty field that it belongs to.
+    Json = 1,
+    /// Which stream this is: see `identity::Stream`.
+    Stream = 2,
+    /// A field of the identity follows: its place in the list of those.
+    Identity = 3,
+    /// Instructions before the messages.
+    System = 4,
+    /// A message begins: its role.
+    Message = 5,
+    /// An item other than a message begins: its type.
+    Item = 6,
+    /// Name of the participant.
+    Name = 7,
+    /// A text part.
+    Text = 8,
+    /// A refusal.
+    Refusal = 9,
+    /// Reasoning.
+    Reasoning = 10,
+    /// A tool call begins: name of the function.
+    Call = 11,
+    /// Arguments of a tool call.
+    Arguments = 12,
+    /// Id of the tool call that was made, or that is answered.
+    CallId = 13,
+    /// The result of a tool begins; `CallId` ends it.
+    Result = 14,
+    /// A media part: its digest.
+    Media = 15,
+    /// Tools that a message brings.
+    Tools = 16,
+    /// The old form of a tool call begins: name of the function.
+    FunctionCall = 17,
+}
+
+/// The body ended here: what follows is not known, so the stream ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut;
+
+/// Writes fields to a sink.
+#[derive(Debug)]
+pub struct Frame<S> {
+    out: Gather<S>,
+}
+
+impl<S: Sink> Frame<S> {
+    /// A stream without fields.
+    pub fn new(sink: S) -> Self {
+        Frame {
+            out: Gather::new(sink),
+        }
+    }
+
+    /// Gives the sink back.
+    pub fn finish(self) -> S {
+        self.out.finish()
+    }
+
+    /// Begins a field.
+    pub fn field(&mut self, tag: Tag) {
+        self.out.push(&[MARK, tag as u8]);
+    }
+
+    /// Appends bytes of this program's own to the field.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte == MARK {
+                self.out.push(&[MARK, 0]);
+            } else {
+                self.out.push(&[byte]);
+            }
+        }
+    }
+
+    /// Appends text to the field.
+    pub fn text(&mut self, text: Text<'_>) -> Result<(), Cut> {
+        text.decode(Style::Framed, &mut self.out);
+        if text.cut {
+            return Err(Cut);
+        }
+        Ok(())
+    }
+
+    /// A whole field of a value: text when it is a string, else empty and followed by its JSON.
+    pub fn value(&mut self, tag: Tag, value: Value<'_>) -> Result<(), Cut> {
+        self.field(tag);
+        match value.text() {
+            Some(text) => self.text(text),
+            None => {
+                self.field(Tag::Json);
+                self.json(value)
+            }
+        }
+    }
+
+    /// A whole field of a value that may be absent: then the field is empty.
+    pub fn optional(&mut self, tag: Tag, value: Option<Value<'_>>) -> Result<(), Cut> {
+        match value {
+            Some(value) => self.value(tag, value),
+            None => {
+                self.field(tag);
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends canonical JSON to the field. Recursion is bounded by `json::MAX_DEPTH`.
+    pub fn json(&mut self, value: Value<'_>) -> Result<(), Cut> {
+        if value.is_canonical() {
+            self.out.push(value.raw());
+            return Ok(());
+        }
+        match value.kind() {
+            Kind::String => {
+                let Some(text) = value.text() else {
+                    return Ok(());
+                };
+                self.out.push(b"\"");
+                text.decode(Style::Json, &mut self.out);
+                if text.cut {
+                    return Err(Cut);
+                }
+                self.out.push(b"\"");
+            }
+            Kind::Object => {
+                let mut before: &[u8] = b"{";
+                for (key, field) in value.fields() {
+                    match is_cache_mark(key, field) {
+                        Some(true) => continue,
+                        Some(false) => {}
+                        None => return Err(Cut),
+                    }
+                    self.out.push(before);
+                    before = b",";
+                    self.json(key)?;
+                    self.out.push(b":");
+                    self.json(field)?;
+                }
+                if value.is_cut() {
+                    return Err(Cut);
+                }
+                self.out.push(if before == b"{" { b"{}" } else { b"}" });
+            }
+            Kind::Array => {
+                let mut before: &[u8] = b"[";
+                for item in value.items() {
+                    self.out.push(before);
+                    before = b",";
+                    self.json(item)?;
+                }
+                if value.is_cut() {
+                    return Err(Cut);
+                }
+                self.out.push(if before == b"[" { b"[]" } else { b"]" });
+            }
+            // Never spelled in two ways, so: cut.
+            Kind::Number | Kind::Null | Kind::Bool => return Err(Cut),
+        }
+        Ok(())
+    }
+
+    /// A media part as a digest of its type and data, in whatever order its fields came.
+    pub fn media(&mut self, part: Value<'_>) -> Result<(), Cut> {
+        if part.is_cut() {
+            return Err(Cut);
+        }
+        self.field(Tag::Media);
+        self.bytes(&digest(part).to_le_bytes());
+        Ok(())
+    }
+}
+
+/// Whether a field is a mark for a provider's cache. Not every field of that name is: a tool may
+/// have a parameter called so. Not known of a mark that is cut.
+fn is_cache_mark(key: Value<'_>, field: Value<'_>) -> Option<bool> {
+    let named = key.text().is_some_and(|key| key.is(b"cache_control"));
+    if named && field.is_cut() {
+        return None;
+    }
+    let [kind] = if named { field.pick(["type"]) } else { [None] };
+    let ephemeral = kind
+        .and_then(Value::text)
+        .is_some_and(|kind| kind.is(b"ephemeral"));
+    Some(named && (ephemeral || field.kind() == Kind::Null))
+}
+
+/// Digest of a value that does not depend on the order of the fields of objects: theirs are
+/// hashed one by one and added up. `detail` and `cache_control` do not change what is seen.
+fn digest(value: Value<'_>) -> u64 {
+    let mut hash = XxHash64::with_seed(value.kind() as u64);
+    match value.kind() {
+        Kind::String => {
+            if let Some(text) = value.text() {
+                text.decode(Style::Bare, &mut hash);
+            }
+        }
+        Kind::Array => {
+            for item in value.items() {
+                hash.write(&digest(item).to_le_bytes());
+            }
+        }
+        Kind::Object => {
+            let mut sum = 0u64;
+            for (key, field) in value.fields() {
+                let left_out = key
+                    .text()
+                    .is_some_and(|key| key.is(b"detail") || key.is(b"cache_control"));
+                if left_out || field.kind() == Kind::Null {
+                    continue;
+                }
+                let mut one = XxHash64::with_seed(digest(key));
+                one.write(&digest(field).to_le_bytes());
+                sum = sum.wrapping_add(one.finish());
+            }
+            hash.write(&sum.to_le_bytes());
+        }
+        Kind::Number | Kind::Null | Kind::Bool => hash.write(value.raw()),
+    }
+    hash.finish()
+}

@@ -1,0 +1,117 @@
+//! Identity: what changes every chunk of a prompt, because it changes the first token on, or keeps
+//! caches apart. It becomes the seed of the chunk hashes.
+//!
+//! Invariant: absent and null are the same; fields are written in the order of [`FIELDS`], not of
+//! the body, each behind its number.
+//! Cost: one pass over those fields; tools in canonical spelling are hashed where they lie.
+
+use super::frame::{Frame, Tag};
+use super::json::{Kind, Value};
+use core::hash::Hasher as _;
+use twox_hash::XxHash64;
+
+/// Streams that mean different tokens even where their bytes agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stream {
+    Chat = 1,
+    CompletionText = 2,
+    CompletionIds = 3,
+    Responses = 4,
+    Messages = 5,
+    EmbeddingText = 6,
+    EmbeddingIds = 7,
+    EmbeddingChat = 8,
+}
+
+/// Fields of a body that are part of the identity. Append only: the place is hashed.
+const FIELDS: [&str; 14] = [
+    "model",
+    "cache_salt",
+    "tools",
+    "tool_choice",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning",
+    "documents",
+    "mm_processor_kwargs",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "previous_response_id",
+];
+const REASONING: &str = "reasoning";
+
+/// The fields of one body.
+pub struct Identity<'t> {
+    fields: [Option<Value<'t>>; FIELDS.len()],
+}
+
+impl<'t> Identity<'t> {
+    /// Picks the identity's fields out of a body.
+    pub fn of(body: Value<'t>) -> Self {
+        Identity {
+            fields: body.pick(FIELDS),
+        }
+    }
+
+    /// The model's name, when all of it was seen.
+    pub fn model(&self) -> Option<String> {
+        let model = self.fields.first().copied().flatten()?.text()?;
+        if model.cut {
+            return None;
+        }
+        Some(String::from_utf8_lossy(&model.to_bytes()).into_owned())
+    }
+
+    /// The seed of the hashes of one kind of stream.
+    pub fn seed(&self, stream: Stream) -> u64 {
+        let mut frame = begin(stream);
+        for ((place, name), field) in (0u8..).zip(FIELDS).zip(self.fields) {
+            let field = match field {
+                // Of the reasoning settings of a response, only the effort reaches the template.
+                Some(settings) if name == REASONING => {
+                    let [effort] = settings.pick(["effort"]);
+                    effort
+                }
+                field => field,
+            };
+            let Some(value) = field.filter(|value| value.kind() != Kind::Null) else {
+                continue;
+            };
+            frame.field(Tag::Identity);
+            frame.bytes(&[place]);
+            // A value that is cut counts as far as it is there.
+            let _ = frame.value(Tag::Text, value);
+        }
+        frame.finish().finish()
+    }
+}
+
+/// The seed for a text of which nothing but the model is known.
+pub fn seed_of_text(model: Option<&str>) -> u64 {
+    let mut frame = begin(Stream::CompletionText);
+    if let Some(model) = model {
+        frame.field(Tag::Identity);
+        frame.bytes(&[0]);
+        frame.field(Tag::Text);
+        frame.bytes(model.as_bytes());
+    }
+    frame.finish().finish()
+}
+
+fn begin(stream: Stream) -> Frame<XxHash64> {
+    let mut frame = Frame::new(XxHash64::with_seed(0));
+    frame.field(Tag::Stream);
+    frame.bytes(&[stream as u8]);
+    frame
+}
+
+/// Whether a prompt may be missing because its embeddings are given.
+pub fn has_embeddings(identity: &Identity<'_>) -> bool {
+    FIELDS
+        .iter()
+        .zip(identity.fields)
+        .any(|(name, field)| *name == "prompt_embeds" && field.is_some())
+}

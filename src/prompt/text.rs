@@ -1,0 +1,321 @@
+//! JSON strings: finding their end, and decoding them straight into a [`Sink`].
+//!
+//! Invariant: what reaches the sink depends on the characters of the string only, not on how they
+//! were escaped. Bytes that are not UTF-8 pass as they are, a lone surrogate as its three bytes
+//! (WTF-8), so decoding cannot fail and two different strings stay different.
+//! Cost: 16 bytes a step; a string without escapes is one push of borrowed bytes.
+
+use crate::chunk::Sink;
+
+const BLOCK: usize = 16;
+
+/// First byte of every mark in a framed stream; see [`super::frame`].
+pub const MARK: u8 = 0xFF;
+
+/// How decoded characters are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// As they are.
+    Bare,
+    /// A [`MARK`] byte is followed by a zero, so that no text looks like a mark.
+    Framed,
+    /// Framed, and escaped as inside a JSON string, in one spelling.
+    Json,
+}
+
+/// A string of the body, still spelled as it came, without its quotes.
+#[derive(Debug, Clone, Copy)]
+pub struct Text<'b> {
+    /// The bytes between the quotes.
+    pub raw: &'b [u8],
+    /// `raw` holds no escape and no [`MARK`]: decoding is the identity.
+    pub plain: bool,
+    /// `raw` is already spelled as [`Style::Json`] spells it.
+    pub canonical: bool,
+    /// The body ended inside this string.
+    pub cut: bool,
+}
+
+impl Text<'_> {
+    /// Writes the string to `out`.
+    pub fn decode<S: Sink>(self, style: Style, out: &mut S) {
+        if self.plain || (self.canonical && style == Style::Json) {
+            out.push(self.raw);
+        } else {
+            decode(self.raw, style, out);
+        }
+    }
+
+    /// The characters as bytes.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.raw.len());
+        self.decode(Style::Bare, &mut bytes);
+        bytes
+    }
+
+    /// Whether the characters are exactly `other`.
+    pub fn is(self, other: &[u8]) -> bool {
+        if self.plain {
+            self.raw == other
+        } else {
+            // An escape spells one byte in at most six.
+            self.raw.len() <= other.len().saturating_mul(6) && self.to_bytes() == other
+        }
+    }
+
+    /// Whether the characters begin with `prefix`; not known of a cut string that is too short.
+    pub fn starts_with(self, prefix: &[u8]) -> Option<bool> {
+        let head = if self.plain {
+            self.raw.get(..prefix.len()).unwrap_or(self.raw).to_vec()
+        } else {
+            let mut head = Prefix {
+                bytes: Vec::new(),
+                limit: prefix.len(),
+            };
+            let most = prefix.len().saturating_mul(6);
+            let raw = self.raw.get(..most).unwrap_or(self.raw);
+            decode(raw, Style::Bare, &mut head);
+            head.bytes
+        };
+        if self.cut && head.len() < prefix.len() && prefix.starts_with(&head) {
+            return None;
+        }
+        Some(head == prefix)
+    }
+}
+
+/// Keeps the first bytes of a stream.
+struct Prefix {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Sink for Prefix {
+    fn push(&mut self, bytes: &[u8]) {
+        let room = self.limit.saturating_sub(self.bytes.len());
+        self.bytes
+            .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+    }
+}
+
+/// Whether a string's lexer or decoder has to look at `byte`.
+#[inline(always)]
+fn is_special(byte: u8) -> bool {
+    (byte == b'"') | (byte == b'\\') | (byte < 0x20) | (byte == MARK)
+}
+
+/// Index of the first special byte, or 16. Written so that LLVM compares all 16 at once.
+#[inline(always)]
+fn first_special(block: &[u8; BLOCK]) -> usize {
+    let mut hits = [0u8; BLOCK];
+    for (hit, &byte) in hits.iter_mut().zip(block) {
+        *hit = if is_special(byte) { 0xFF } else { 0 };
+    }
+    (u128::from_le_bytes(hits).trailing_zeros() >> 3) as usize
+}
+
+/// Index of the first byte at or after `from` that may end or interrupt a string: a quote, a
+/// backslash, a control character or [`MARK`]; the length of `text` when there is none.
+#[inline]
+pub fn find_special(text: &[u8], from: usize) -> usize {
+    let mut at = from;
+    let mut rest = text.get(from..).unwrap_or(&[]);
+    while let Some((block, after)) = rest.split_first_chunk::<BLOCK>() {
+        let found = first_special(block);
+        at = at.wrapping_add(found);
+        if found < BLOCK {
+            return at;
+        }
+        rest = after;
+    }
+    let found = rest.iter().position(|&byte| is_special(byte));
+    at.wrapping_add(found.unwrap_or(rest.len()))
+}
+
+/// One escape sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Escape {
+    /// Two bytes that spell this one.
+    Byte(u8),
+    /// Six bytes that spell this UTF-16 unit.
+    Unit(u16),
+    /// The text ends inside the sequence.
+    Partial,
+    /// No escape of JSON.
+    Bad,
+}
+
+/// Reads the escape sequence whose backslash is the first byte of `text`.
+#[inline]
+pub fn escape(text: &[u8]) -> Escape {
+    match text.get(1) {
+        None => Escape::Partial,
+        Some(b'n') => Escape::Byte(b'\n'),
+        Some(&byte @ (b'"' | b'\\' | b'/')) => Escape::Byte(byte),
+        Some(b't') => Escape::Byte(b'\t'),
+        Some(b'r') => Escape::Byte(b'\r'),
+        Some(b'b') => Escape::Byte(8),
+        Some(b'f') => Escape::Byte(12),
+        Some(b'u') => {
+            let mut unit = 0u16;
+            for at in 2..6 {
+                match text.get(at).map(|&b| char::from(b).to_digit(16)) {
+                    None => return Escape::Partial,
+                    Some(None) => return Escape::Bad,
+                    Some(Some(digit)) => unit = unit.wrapping_shl(4) | digit as u16,
+                }
+            }
+            Escape::Unit(unit)
+        }
+        Some(_) => Escape::Bad,
+    }
+}
+
+/// Whether `unit` is the first half of a surrogate pair.
+pub fn is_high_surrogate(unit: u16) -> bool {
+    (0xD800..0xDC00).contains(&unit)
+}
+
+/// Whether `unit` is the second half of a surrogate pair.
+pub fn is_low_surrogate(unit: u16) -> bool {
+    (0xDC00..0xE000).contains(&unit)
+}
+
+const BUFFER: usize = 512;
+/// Room for one block, or one escape, after the buffer counts as full.
+const SLACK: usize = BLOCK;
+
+/// Collects decoded bytes so that the sink sees few, large pieces.
+struct Decoded<'s, S> {
+    out: &'s mut S,
+    buffer: [u8; BUFFER.wrapping_add(SLACK)],
+    used: usize,
+}
+
+impl<S: Sink> Decoded<'_, S> {
+    fn flush(&mut self) {
+        self.out
+            .push(self.buffer.get(..self.used).unwrap_or_default());
+        self.used = 0;
+    }
+
+    #[inline(always)]
+    fn byte(&mut self, byte: u8) {
+        if let Some(to) = self.buffer.get_mut(self.used) {
+            *to = byte;
+            self.used = self.used.wrapping_add(1);
+        }
+    }
+
+    /// One decoded byte below 0x80.
+    #[inline(always)]
+    fn ascii(&mut self, byte: u8, style: Style) {
+        if style == Style::Json {
+            let short = match byte {
+                b'"' | b'\\' => byte,
+                b'\n' => b'n',
+                b'\t' => b't',
+                b'\r' => b'r',
+                8 => b'b',
+                12 => b'f',
+                _ => return self.byte(byte),
+            };
+            self.byte(b'\\');
+            self.byte(short);
+        } else {
+            self.byte(byte);
+        }
+    }
+
+    /// One code point above 0x7F, a lone surrogate included.
+    fn code_point(&mut self, code: u32) {
+        let tail = |shift: u32| 0x80 | (code.wrapping_shr(shift) & 0x3F) as u8;
+        if code < 0x800 {
+            self.byte(0xC0 | code.wrapping_shr(6) as u8);
+        } else if code < 0x1_0000 {
+            self.byte(0xE0 | code.wrapping_shr(12) as u8);
+            self.byte(tail(6));
+        } else {
+            self.byte(0xF0 | code.wrapping_shr(18) as u8);
+            self.byte(tail(12));
+            self.byte(tail(6));
+        }
+        self.byte(tail(0));
+    }
+}
+
+fn decode<S: Sink>(raw: &[u8], style: Style, out: &mut S) {
+    let mut decoded = Decoded {
+        out,
+        buffer: [0; BUFFER.wrapping_add(SLACK)],
+        used: 0,
+    };
+    let mut rest = raw;
+    while let Some(&first) = rest.first() {
+        if decoded.used >= BUFFER {
+            decoded.flush();
+        }
+        // Copy a whole block, then keep what precedes the first special byte of it.
+        let room = decoded.buffer.get_mut(decoded.used..);
+        if let (Some(block), Some(to)) = (
+            rest.first_chunk::<BLOCK>(),
+            room.and_then(|room| room.first_chunk_mut::<BLOCK>()),
+        ) {
+            *to = *block;
+            let kept = first_special(block);
+            if kept > 0 {
+                decoded.used = decoded.used.wrapping_add(kept);
+                rest = rest.get(kept..).unwrap_or_default();
+                continue;
+            }
+        }
+        let taken = match first {
+            b'\\' => match escape(rest) {
+                Escape::Byte(byte) => {
+                    decoded.ascii(byte, style);
+                    2
+                }
+                Escape::Unit(unit) => {
+                    let low = rest.get(6..).map_or(Escape::Bad, low_after);
+                    let (code, taken) = match low {
+                        Escape::Unit(low) if is_high_surrogate(unit) => {
+                            let high = u32::from(unit & 0x3FF).wrapping_shl(10);
+                            let code = high | u32::from(low & 0x3FF);
+                            (code.wrapping_add(0x1_0000), 12)
+                        }
+                        _ => (u32::from(unit), 6),
+                    };
+                    match u8::try_from(code) {
+                        Ok(byte) if byte < 0x80 => decoded.ascii(byte, style),
+                        _ => decoded.code_point(code),
+                    }
+                    taken
+                }
+                // The lexer lets neither through.
+                Escape::Partial | Escape::Bad => break,
+            },
+            MARK if style != Style::Bare => {
+                decoded.byte(MARK);
+                decoded.byte(0);
+                1
+            }
+            other => {
+                decoded.byte(other);
+                1
+            }
+        };
+        rest = rest.get(taken..).unwrap_or_default();
+    }
+    decoded.flush();
+}
+
+/// The low surrogate escaped at the start of `text`, if it is one.
+fn low_after(text: &[u8]) -> Escape {
+    match text.first() {
+        Some(b'\\') => match escape(text) {
+            Escape::Unit(unit) if is_low_surrogate(unit) => Escape::Unit(unit),
+            _ => Escape::Bad,
+        },
+        _ => Escape::Bad,
+    }
+}

@@ -1,0 +1,275 @@
+//! What one filter instance keeps between requests.
+//!
+//! Owns the validated configuration, the pool's table and its board of requests in flight, and
+//! offers the three things that a request asks for: look up and choose, credit, take back.
+//! Invariant: a pod is named by its index in the configuration; only this file turns that index
+//! into a table slot. Cost: `choose` is one table query per prompt of the body.
+
+use crate::chunk::ChunkHash;
+use crate::config::{Capacity, Config};
+use crate::load::LoadBoard;
+use crate::metrics::Meter;
+use crate::policy::{self, Candidate, Ranking, Reason};
+use crate::prompt::Prompt;
+use crate::store::SharedStore;
+use crate::table::{Query, Receipt, Slot, Table};
+use core::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// The world of one event: shared data, metrics and the time.
+pub struct Env<'a> {
+    /// Envoy's shared data.
+    pub store: &'a dyn SharedStore,
+    /// Where events are counted.
+    pub meter: &'a dyn Meter,
+    /// Milliseconds on the monotonic clock.
+    pub now_ms: u64,
+}
+
+/// One filter instance.
+pub struct Router {
+    config: Config,
+    table: Table,
+    load: Rc<LoadBoard>,
+    may_pause: bool,
+    slots: RefCell<Vec<Option<Slot>>>,
+    turn: Cell<u64>,
+}
+
+/// What a choice was made of.
+#[derive(Debug)]
+pub struct Choice {
+    /// The chosen pod and the runners-up.
+    pub ranking: Ranking,
+    /// Leading chunks held per pod of the pool, summed over the prompts.
+    pub matched: Vec<u32>,
+    /// The looked-up pages of each prompt, for the notify that follows.
+    pub queries: Vec<Query>,
+}
+
+/// Chunks credited to a pod, to be taken back if it did no work.
+#[derive(Debug)]
+pub struct Credit {
+    pod: usize,
+    receipts: Vec<Receipt>,
+}
+
+impl Credit {
+    /// The pod that has the credit.
+    pub fn pod(&self) -> usize {
+        self.pod
+    }
+}
+
+impl Router {
+    /// A router for a configuration. `may_pause`: whether this Envoy lets a filter hold the
+    /// headers while the body arrives.
+    pub fn new(config: Config, load: Rc<LoadBoard>, may_pause: bool) -> Self {
+        let table = Table::new(&config.pool, config.geometry(), load.owner());
+        Self {
+            config,
+            table,
+            load,
+            may_pause,
+            slots: RefCell::new(Vec::new()),
+            turn: Cell::new(0),
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The tables.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Whether a request may be held until its prompt is known.
+    pub fn may_pause(&self) -> bool {
+        self.may_pause
+    }
+
+    /// Requests in flight per pod of the pool, over all workers.
+    pub fn running(&self, env: &Env<'_>) -> Vec<u32> {
+        let slots = self.slots(env);
+        // A pod without a slot is counted nowhere; it looks idle.
+        let indices: Vec<usize> = slots
+            .iter()
+            .map(|s| s.map_or(usize::MAX, Slot::index))
+            .collect();
+        self.load.running(env.store, &indices, env.now_ms)
+    }
+
+    /// Looks the prompts up and ranks the pods that serve `model`.
+    pub fn choose(&self, env: &Env<'_>, model: Option<&str>, prompts: &[Prompt]) -> Option<Choice> {
+        let slots = self.slots(env);
+        let known: Vec<Slot> = slots.iter().copied().flatten().collect();
+        let mut matched = vec![0u32; slots.len()];
+        let mut queries = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            let query = self.table.query(env.store, &prompt.chunks, &known);
+            let counts = query.matched().iter();
+            let pods = matched
+                .iter_mut()
+                .zip(&slots)
+                .filter(|(_, slot)| slot.is_some());
+            for ((sum, _), count) in pods.zip(counts) {
+                *sum = sum.saturating_add(*count);
+            }
+            queries.push(query);
+        }
+        // Without a prompt there is nothing that gateways could agree on: take turns.
+        let home = prompts
+            .first()
+            .map_or_else(|| self.next_turn(), |prompt| prompt.home);
+        let ranking = policy::longest_prefix(&self.candidates(env, model, &matched), home)?;
+        Some(Choice {
+            ranking,
+            matched,
+            queries,
+        })
+    }
+
+    /// Chooses by load alone.
+    pub fn choose_by_load(&self, env: &Env<'_>) -> Option<Ranking> {
+        let none = vec![0; self.config.pods.len()];
+        let mut ranking =
+            policy::longest_prefix(&self.candidates(env, None, &none), self.next_turn())?;
+        ranking.reason = Reason::NoPrompt;
+        Some(ranking)
+    }
+
+    /// Stores the prompts for a pod. `queries` are those of the choice, if it was just made.
+    pub fn credit(
+        &self,
+        env: &Env<'_>,
+        pod: usize,
+        chains: &[Vec<ChunkHash>],
+        queries: Vec<Query>,
+    ) -> Option<Credit> {
+        let slot = (*self.slots(env).get(pod)?)?;
+        let capacity = match self.config.capacity {
+            Capacity::Chunks(chunks) => chunks,
+            Capacity::Auto => self.config.max_capacity_chunks,
+        };
+        let mut queries = queries.into_iter();
+        let receipts = chains
+            .iter()
+            .map(|chain| {
+                let query = queries
+                    .next()
+                    .unwrap_or_else(|| self.table.query(env.store, chain, &[slot]));
+                self.table
+                    .notify(env.store, chain, slot, capacity, query)
+                    .receipt
+            })
+            .collect();
+        Some(Credit { pod, receipts })
+    }
+
+    /// Takes a credit back: the pod did no work for it.
+    pub fn take_back(&self, env: &Env<'_>, credit: Credit, chains: &[Vec<ChunkHash>]) {
+        // Last in, first out: a later prompt of the same body may build on an earlier one.
+        for (chain, receipt) in chains.iter().zip(credit.receipts).rev() {
+            self.table.undo(env.store, chain, receipt);
+        }
+    }
+
+    /// Counts a request on a pod.
+    pub fn begin(&self, env: &Env<'_>, pod: usize) {
+        if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
+            self.load.begin(env.store, slot.index(), env.now_ms);
+        }
+    }
+
+    /// Ends what [`Router::begin`] counted.
+    pub fn end(&self, env: &Env<'_>, pod: usize) {
+        if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
+            self.load.end(env.store, slot.index(), env.now_ms);
+        }
+    }
+
+    /// The pod that answers at `address` (`ip:port`).
+    pub fn pod_at(&self, address: &str) -> Option<usize> {
+        self.config
+            .pods
+            .iter()
+            .position(|pod| pod.address.as_deref() == Some(address))
+    }
+
+    /// Renews the lease on this worker's counts, and looks the slots up again: another worker
+    /// may have given one away.
+    pub fn tick(&self, env: &Env<'_>) {
+        self.load.renew(env.store, env.now_ms);
+        if let Ok(mut slots) = self.slots.try_borrow_mut() {
+            slots.clear();
+        }
+    }
+
+    /// Chunks that a pod's table holds.
+    pub fn stored_chunks(&self, env: &Env<'_>, pod: usize) -> u32 {
+        let slot = self.slots(env).get(pod).copied().flatten();
+        slot.map_or(0, |slot| self.table.occupancy(env.store, slot))
+    }
+
+    fn candidates<'a>(
+        &'a self,
+        env: &Env<'_>,
+        model: Option<&str>,
+        matched: &[u32],
+    ) -> Vec<Candidate<'a>> {
+        let running = self.running(env);
+        let pods = self
+            .config
+            .pods
+            .iter()
+            .enumerate()
+            .zip(matched)
+            .zip(running);
+        let all = pods.map(|(((pod, config), matched), running)| Candidate {
+            pod,
+            name: &config.name,
+            matched: *matched,
+            running,
+        });
+        let serves = |candidate: &Candidate<'_>| {
+            let pod = self.config.pods.get(candidate.pod);
+            pod.is_some_and(|pod| model.is_none_or(|model| pod.serves(model)))
+        };
+        let (able, rest): (Vec<_>, Vec<_>) = all.partition(serves);
+        // A model that no pod is known to serve: vLLM answers its own 404.
+        if able.is_empty() {
+            rest
+        } else {
+            able
+        }
+    }
+
+    fn next_turn(&self) -> u64 {
+        let turn = self.turn.get();
+        self.turn.set(turn.wrapping_add(1));
+        turn
+    }
+
+    /// The table slots of the pods, in the order of the configuration.
+    fn slots(&self, env: &Env<'_>) -> Vec<Option<Slot>> {
+        let Ok(mut slots) = self.slots.try_borrow_mut() else {
+            return Vec::new();
+        };
+        if slots.is_empty() {
+            let names: Vec<&str> = self
+                .config
+                .pods
+                .iter()
+                .map(|pod| pod.name.as_str())
+                .collect();
+            *slots = names
+                .iter()
+                .map(|name| self.table.slot(env.store, name, &names))
+                .collect();
+        }
+        slots.clone()
+    }
+}
