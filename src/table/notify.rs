@@ -106,6 +106,7 @@ impl Table {
             notified.dropped = true;
             return notified;
         };
+        let stored = places.len();
         for (number, places) in places.chunks(first_stride()).enumerate() {
             let first = number.saturating_mul(first_stride());
             let tasks: Vec<Task> = places
@@ -131,7 +132,7 @@ impl Table {
         }
         self.give_back(store, slot, &work.slots, &give_back);
         self.sweep(store, &work.slots);
-        let stored = lost.iter().min().copied().unwrap_or(chain.len());
+        let stored = lost.iter().min().copied().unwrap_or(stored);
         notified.receipt.inserted = inserted;
         notified.stored = u32::try_from(stored).unwrap_or(u32::MAX);
         notified.evicted = evicted;
@@ -239,7 +240,10 @@ impl Table {
                 .unwrap_or(0),
         );
         let mut page = self.page(store, number);
-        if page.all_pairs().any(|pair| !slots.is_alive(pair.slot, pair.epoch)) {
+        if page
+            .all_pairs()
+            .any(|pair| !slots.is_alive(pair.slot, pair.epoch))
+        {
             page.rewrite(|_, pair| slots.is_alive(pair.slot, pair.epoch), &[]);
             let _ = self.write_page(store, number, &page);
         }
@@ -269,7 +273,9 @@ impl Work<'_> {
             let mut ring = self.table.ring(self.store, self.slot, &self.slots);
             let seen = self.slots.entry(self.slot.index);
             if ring.generation != seen.generation {
-                // Forgotten since the query; or a forget that died half-way: complete it.
+                // Forgotten since the query; or a forget that died half-way, or a ring that was
+                // junk: complete it. What a notify saw before that is void.
+                self.table.write_ring(self.store, self.slot, &mut ring);
                 self.table.raise(self.store, self.slot, &ring);
                 return None;
             }
@@ -360,7 +366,7 @@ impl Work<'_> {
         };
         let mut inserts: Vec<(Task, Insert)> = Vec::new();
         for task in tasks {
-            let (Place::Epoch(epoch) | Place::Touch(epoch)) = task.place;
+            let epoch = task.place.epoch();
             let found = page.pair_of(task.hash, slot);
             match found.filter(|(_, pair)| self.slots.is_alive(slot, pair.epoch)) {
                 Some((at, pair)) if ring::is_alive(pair.epoch, epoch) => {

@@ -171,12 +171,9 @@ impl Page {
         taken
     }
 
-    /// Whether any pair would go in a rewrite.
-    pub fn any(&self, test: impl Fn(Pair) -> bool) -> bool {
-        let base = self.pairs_offset();
-        self.body
-            .get(base..)
-            .is_some_and(|bytes| pairs(bytes).any(test))
+    /// The pairs behind all hashes.
+    pub fn all_pairs(&self) -> impl Iterator<Item = Pair> + '_ {
+        pairs(self.body.get(self.pairs_offset()..).unwrap_or_default())
     }
 
     fn encode(&mut self, entries: &[(u64, Pair)]) {

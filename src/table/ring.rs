@@ -56,6 +56,15 @@ pub(super) enum Place {
     Epoch(u32),
 }
 
+impl Place {
+    /// The epoch that the chunk is in, or goes to.
+    pub fn epoch(self) -> u32 {
+        match self {
+            Self::Touch(epoch) | Self::Epoch(epoch) => epoch,
+        }
+    }
+}
+
 impl Ring {
     /// The ring of a slot that has none that can be used. If it `existed`, nobody knows which
     /// epochs the pod's chunks have: it starts after all that could be.
@@ -133,18 +142,20 @@ impl Ring {
 
     /// Charges a notify: gives each chunk its epoch, from the tail to the head, so that the head
     /// is never older than the tail; then evicts down to `capacity`. `existing`: the live epoch
-    /// of each chunk in the pod's pages, head first. Returns the places, head first, and the
-    /// number of chunks evicted.
+    /// of each chunk in the pod's pages, head first. Returns the places, head first, without the
+    /// tail that was evicted at once, and the number of older chunks evicted.
     pub fn charge(&mut self, existing: &[Option<u32>], capacity: u32) -> (Vec<Place>, u32) {
         let grain = capacity.checked_div(GRAINS).unwrap_or(1).max(1);
-        let mut moved = 0u32;
+        let mut moved: Vec<u32> = Vec::new();
+        // A worker may have died before it raised the watermark that readers see.
+        let oldest = self.watermark();
         let mut places: Vec<Place> = existing
             .iter()
             .rev()
             .map(|found| {
-                match found {
-                    Some(epoch) if *epoch == self.current() => return Place::Touch(*epoch),
-                    Some(_) => moved = moved.saturating_add(1),
+                match found.filter(|epoch| is_alive(*epoch, oldest)) {
+                    Some(epoch) if epoch == self.current() => return Place::Touch(epoch),
+                    Some(epoch) => moved.push(epoch),
                     None => {}
                 }
                 if self.spans.last().is_none_or(|span| span.count >= grain) {
@@ -159,24 +170,36 @@ impl Ring {
             })
             .collect();
         places.reverse();
-        // A moved chunk is counted twice until the notify gives its old place back.
-        let evicted = self.evict(capacity.saturating_add(moved));
+        let evicted = self.evict(capacity, &moved);
         self.merge();
+        let watermark = self.watermark();
+        let stored = places
+            .iter()
+            .take_while(|place| is_alive(place.epoch(), watermark))
+            .count();
+        places.truncate(stored);
         (places, evicted)
     }
 
-    fn evict(&mut self, most: u32) -> u32 {
+    /// Drops the oldest spans until `capacity` holds. A chunk that is being moved counts twice
+    /// until its notify gives the old place back, unless that place is dropped here.
+    fn evict(&mut self, capacity: u32, moved: &[u32]) -> u32 {
         let mut total = self.total();
+        let mut twice = moved.len() as u32;
         let current = self.current();
         let mut evicted = 0u32;
         let mut dead = 0usize;
-        for span in self.spans.iter().take(self.spans.len().saturating_sub(1)) {
+        for (span, next) in self.spans.iter().zip(self.spans.iter().skip(1)) {
             let too_old = current.wrapping_sub(span.start) & EPOCH_MASK > MAX_AGE;
-            if total <= most && !too_old {
+            if total.saturating_sub(twice) <= capacity && !too_old {
                 break;
             }
+            let of_span =
+                |epoch: &&u32| is_alive(**epoch, span.start) && !is_alive(**epoch, next.start);
+            let moving = moved.iter().filter(of_span).count() as u32;
             total = total.saturating_sub(span.count);
-            evicted = evicted.saturating_add(span.count);
+            twice = twice.saturating_sub(moving);
+            evicted = evicted.saturating_add(span.count.saturating_sub(moving));
             dead = dead.saturating_add(1);
         }
         self.spans.drain(..dead.min(self.spans.len()));
@@ -233,12 +256,7 @@ mod tests {
         let mut ring = ring();
         let (places, evicted) = ring.charge(&[None; 40], 160);
         assert_eq!(evicted, 0);
-        let epochs: Vec<u32> = places
-            .iter()
-            .map(|place| match place {
-                Place::Epoch(epoch) | Place::Touch(epoch) => *epoch,
-            })
-            .collect();
+        let epochs: Vec<u32> = places.iter().map(|place| place.epoch()).collect();
         assert!(
             epochs.windows(2).all(|pair| pair[0] >= pair[1]),
             "{epochs:?}"

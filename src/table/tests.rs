@@ -58,20 +58,39 @@ fn matched(table: &Table, store: &dyn SharedStore, chain: &[ChunkHash], slot: Sl
 
 /// Every invariant of every value in a store of the pool `p`.
 fn validate(table: &Table, store: &MemoryStore, slots: &[Slot], capacity: u32) {
-    let mut held: BTreeMap<u8, u32> = BTreeMap::new();
+    // Seen by queries, and not yet dropped by the pod's ring: a worker may die in between.
+    let mut seen: BTreeMap<u8, u32> = BTreeMap::new();
+    let mut counted: BTreeMap<u8, u32> = BTreeMap::new();
     let entries = table.slots(store);
+    let watermarks: BTreeMap<u8, u32> = slots
+        .iter()
+        .map(|s| (s.index, table.ring(store, *s, &entries).watermark()))
+        .collect();
     for number in 0..table.pages {
         let page = table.page(store, number);
         page.validate();
-        for pair in page.all_pairs().filter(|pair| entries.is_alive(pair.slot, pair.epoch)) {
-            *held.entry(pair.slot).or_default() += 1;
+        for pair in page
+            .all_pairs()
+            .filter(|pair| entries.is_alive(pair.slot, pair.epoch))
+        {
+            *seen.entry(pair.slot).or_default() += 1;
+            if watermarks
+                .get(&pair.slot)
+                .is_some_and(|w| ring::is_alive(pair.epoch, *w))
+            {
+                *counted.entry(pair.slot).or_default() += 1;
+            }
         }
     }
     for slot in slots {
-        let held = held.get(&slot.index).copied().unwrap_or(0);
+        let of = |counts: &BTreeMap<u8, u32>| counts.get(&slot.index).copied().unwrap_or(0);
         let charged = table.occupancy(store, *slot);
-        assert!(held <= charged, "{held} held, {charged} charged");
-        assert!(held <= capacity, "T2: {held} of {capacity}");
+        assert!(
+            of(&counted) <= charged,
+            "{} held, {charged} charged",
+            of(&counted)
+        );
+        assert!(of(&seen) <= capacity, "T2: {} of {capacity}", of(&seen));
     }
     let footprint = table.footprint();
     assert!(store.keys() as u64 <= footprint.keys && store.bytes() as u64 <= footprint.max_bytes);
@@ -203,8 +222,9 @@ proptest! {
             let done = notify(&table, &store, &chain, slot, capacity);
             full |= done.evicted > 0;
             chain.truncate(capacity as usize);
-            prop_assert_eq!(done.stored as usize, chain.len());
-            prop_assert_eq!(matched(&table, &store, &chain, slot), chain.len(), "just stored");
+            prop_assert_eq!(matched(&table, &store, &chain, slot), done.stored as usize);
+            let grain = (capacity as usize / 16).max(1);
+            prop_assert!(done.stored as usize + grain >= chain.len(), "{} stored", done.stored);
             longest = longest.max(chain.len());
             model.notify(&chain);
         }
@@ -240,12 +260,12 @@ proptest! {
         notify(&self::table(SMALL), &dying, &new, slot, capacity);
         validate(&table, &store, &[slot], capacity);
         let done = notify(&table, &store, &new, slot, capacity);
-        let most = new.len().min(capacity as usize);
+        let most = new.len().min(capacity as usize) - (capacity as usize / 16).max(1);
         if !done.dropped {
-            prop_assert_eq!(matched(&table, &store, &new, slot), most);
+            prop_assert!(matched(&table, &store, &new, slot) >= most);
         }
         notify(&table, &store, &new, slot, capacity);
-        prop_assert_eq!(matched(&table, &store, &new, slot), most);
+        prop_assert!(matched(&table, &store, &new, slot) >= most);
         for n in 0..40 {
             notify(&table, &store, &chain(&run(n * 1000, 30)), slot, capacity);
             validate(&table, &store, &[slot], capacity);
@@ -409,7 +429,8 @@ fn ten_thousand_prompts_behind_one_system_prompt_are_all_found() {
         notify(&table, &store, &prompt(n), slot, 262_144);
     }
     for n in 0..10_000 {
-        assert_eq!(matched(&table, &store, &prompt(n), slot), 20, "{n}");
+        let found = matched(&table, &store, &prompt(n), slot);
+        assert_eq!(found, 20, "{n}");
     }
     assert_eq!(table.stats().dropped_chunks, 0);
     assert_eq!(table.occupancy(&store, slot), 12 + 80_000);
@@ -453,7 +474,12 @@ fn a_chunk_can_be_held_by_every_pod() {
             notify(&table, &store, &system, *slot, 1024);
         }
         let query = table.query(&store, &system, &slots);
-        assert!(query.matched().iter().all(|matched| *matched == 40));
+        assert!(
+            query.matched().iter().all(|matched| *matched == 40),
+            "{:?} {:?}",
+            query.matched(),
+            table.stats()
+        );
         assert_eq!(table.stats().dropped_chunks, 0);
     }
 }
