@@ -104,14 +104,40 @@ fn is_special(byte: u8) -> bool {
     (byte == b'"') | (byte == b'\\') | (byte < 0x20) | (byte == MARK)
 }
 
-/// Index of the first special byte, or 16. Written so that LLVM compares all 16 at once.
+/// Index of the first special byte, or [`BLOCK`].
+#[cfg(target_feature = "simd128")]
 #[inline(always)]
 fn first_special(block: &[u8; BLOCK]) -> usize {
-    let mut hits = [0u8; BLOCK];
-    for (hit, &byte) in hits.iter_mut().zip(block) {
-        *hit = if is_special(byte) { 0xFF } else { 0 };
-    }
-    (u128::from_le_bytes(hits).trailing_zeros() >> 3) as usize
+    // Safe intrinsics: of the plain loop LLVM makes 16 branches.
+    use core::arch::wasm32::{u64x2, u8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, v128_or};
+    let both = u128::from_le_bytes(*block);
+    let bytes = u64x2(both as u64, both.wrapping_shr(64) as u64);
+    let specials = v128_or(
+        v128_or(
+            u8x16_eq(bytes, u8x16_splat(b'"')),
+            u8x16_eq(bytes, u8x16_splat(b'\\')),
+        ),
+        v128_or(
+            u8x16_lt(bytes, u8x16_splat(0x20)),
+            u8x16_eq(bytes, u8x16_splat(MARK)),
+        ),
+    );
+    (u32::from(u8x16_bitmask(specials)) | 0x1_0000).trailing_zeros() as usize
+}
+
+/// Index of the first special byte, or [`BLOCK`].
+#[cfg(not(target_feature = "simd128"))]
+#[inline(always)]
+fn first_special(block: &[u8; BLOCK]) -> usize {
+    const ONES: u128 = u128::MAX / 0xFF;
+    const HIGHS: u128 = ONES << 7;
+    let bytes = u128::from_le_bytes(*block);
+    // The high bit of each byte of `x` that is less than `n`. A borrow can set one above such a
+    // byte too, but the lowest is right.
+    let below = |x: u128, n: u8| x.wrapping_sub(ONES.wrapping_mul(n.into())) & !x & HIGHS;
+    let equal = |n: u8| below(bytes ^ ONES.wrapping_mul(n.into()), 1);
+    let specials = equal(b'"') | equal(b'\\') | below(bytes, 0x20) | equal(MARK);
+    (specials.trailing_zeros() >> 3) as usize
 }
 
 /// Index of the first byte at or after `from` that may end or interrupt a string: a quote, a
@@ -317,5 +343,29 @@ fn low_after(text: &[u8]) -> Escape {
             _ => Escape::Bad,
         },
         _ => Escape::Bad,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_special_byte_of_a_block_is_found() {
+        for first in 0..=255u8 {
+            for second in [
+                b'a', b'"', b'!', 0x1F, 0x20, 0x7F, 0x80, 0x9F, 0xFE, MARK, 0,
+            ] {
+                for at in 0..BLOCK {
+                    let mut block = [b'x'; BLOCK];
+                    block[at] = first;
+                    if let Some(next) = block.get_mut(at + 1) {
+                        *next = second;
+                    }
+                    let want = block.iter().position(|&byte| is_special(byte));
+                    assert_eq!(first_special(&block), want.unwrap_or(BLOCK), "{block:?}");
+                }
+            }
+        }
     }
 }
