@@ -83,16 +83,15 @@ impl<S: Sink> Frame<S> {
 
     /// Begins a field.
     pub fn field(&mut self, tag: Tag) {
-        self.out.push(&[MARK, tag as u8]);
+        self.out.head_of(&[MARK, tag as u8], 2);
     }
 
     /// Appends bytes of this program's own to the field.
     pub fn bytes(&mut self, bytes: &[u8]) {
         for &byte in bytes {
+            self.out.byte(byte);
             if byte == MARK {
-                self.out.push(&[MARK, 0]);
-            } else {
-                self.out.push(&[byte]);
+                self.out.byte(0);
             }
         }
     }
@@ -140,43 +139,49 @@ impl<S: Sink> Frame<S> {
                 let Some(text) = value.text() else {
                     return Ok(());
                 };
-                self.out.push(b"\"");
+                self.out.byte(b'"');
                 text.decode(Style::Json, &mut self.out);
                 if text.cut {
                     return Err(Cut);
                 }
-                self.out.push(b"\"");
+                self.out.byte(b'"');
             }
             Kind::Object => {
-                let mut before: &[u8] = b"{";
+                let mut before = b'{';
                 for (key, field) in value.fields() {
                     match is_cache_mark(key, field) {
                         Some(true) => continue,
                         Some(false) => {}
                         None => return Err(Cut),
                     }
-                    self.out.push(before);
-                    before = b",";
+                    self.out.byte(before);
+                    before = b',';
                     self.json(key)?;
-                    self.out.push(b":");
+                    self.out.byte(b':');
                     self.json(field)?;
                 }
                 if value.is_cut() {
                     return Err(Cut);
                 }
-                self.out.push(if before == b"{" { b"{}" } else { b"}" });
+                if before == b'{' {
+                    self.out.byte(before);
+                }
+                self.out.byte(b'}');
             }
             Kind::Array => {
-                let mut before: &[u8] = b"[";
+                let mut before = b'[';
                 for item in value.items() {
-                    self.out.push(before);
-                    before = b",";
+                    self.out.byte(before);
+                    before = b',';
                     self.json(item)?;
                 }
                 if value.is_cut() {
                     return Err(Cut);
                 }
-                self.out.push(if before == b"[" { b"[]" } else { b"]" });
+                if before == b'[' {
+                    self.out.byte(before);
+                }
+                self.out.byte(b']');
             }
             // Never spelled in two ways, so: cut.
             Kind::Number | Kind::Null | Kind::Bool => return Err(Cut),
@@ -216,7 +221,7 @@ fn digest(value: Value<'_>) -> u64 {
     match value.kind() {
         Kind::String => {
             if let Some(text) = value.text() {
-                text.decode(Style::Bare, &mut hash);
+                hash = text.decode_into(hash);
             }
         }
         Kind::Array => {

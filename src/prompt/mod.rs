@@ -18,11 +18,11 @@ mod responses;
 mod tests;
 mod text;
 
-use crate::chunk::{ChunkHash, Chunker, Sink};
+use crate::chunk::{ChunkHash, Chunker, Gather, Sink};
 use frame::{Cut, Frame};
 use identity::{Identity, Stream};
 use json::{Fault, Kind, Tape, Value};
-use text::{Style, Text};
+use text::Text;
 
 /// The endpoints whose bodies are understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -301,9 +301,7 @@ impl<'t> Reader<'_, 't> {
 
     /// A text alone needs no framing: its stream is its characters.
     fn text(&self, seed: u64, text: Text<'_>) -> Prompt {
-        let mut chunker = Chunker::new(seed, self.chunk_bytes, text.raw.len());
-        text.decode(Style::Bare, &mut chunker);
-        hashed(chunker)
+        hashed(text.decode_into(Chunker::new(seed, self.chunk_bytes, text.raw.len())))
     }
 
     /// Token ids: four bytes each, little-endian.
@@ -311,10 +309,10 @@ impl<'t> Reader<'_, 't> {
         if list.kind() != Kind::Array {
             return Err(Unreadable::Malformed);
         }
-        let mut out = crate::chunk::Gather::new(Chunker::new(seed, self.chunk_bytes, 0));
+        let mut out = Gather::new(Chunker::new(seed, self.chunk_bytes, 0));
         for id in list.items() {
             match id.as_u32() {
-                Some(id) => out.push(&id.to_le_bytes()),
+                Some(id) => out.head_of(&id.to_le_bytes(), 4),
                 None if id.kind() == Kind::Number && id.is_cut() => break,
                 None => return Err(Unreadable::Malformed),
             }
