@@ -128,7 +128,7 @@ impl<S: Sink> Frame<S> {
         }
     }
 
-    /// Appends canonical JSON to the field. Recursion is bounded by `json::MAX_DEPTH`.
+    /// Appends canonical JSON to the field. Recursion is bounded by `lexer::MAX_DEPTH`.
     pub fn json(&mut self, value: Value<'_>) -> Result<(), Cut> {
         if value.is_canonical() {
             self.out.push(value.raw());

@@ -2,7 +2,7 @@
 //!
 //! Owns what an API's body means: which fields are the identity ([`identity`]), which are the prompt
 //! ([`messages`], [`responses`]), and the bytes that they become ([`frame`]). The body is lexed once
-//! into borrowed spans ([`json`]) and its strings are decoded straight into the hash ([`text`]).
+//! into borrowed spans ([`lexer`], [`json`]) and its strings are decoded straight into the hash ([`text`]).
 //! Invariant: equal meaning gives equal chunks, whatever the white space, the escapes and the order
 //! of the API's fields; different meaning gives a different stream; a continued prompt keeps all
 //! whole chunks of what it continues. Of a body that is cut, the chunks are those that the whole
@@ -12,6 +12,7 @@
 mod frame;
 mod identity;
 mod json;
+mod lexer;
 mod messages;
 mod responses;
 #[cfg(test)]
@@ -21,7 +22,8 @@ mod text;
 use crate::chunk::{ChunkHash, Chunker, Gather, Sink};
 use frame::{Cut, Frame};
 use identity::{Identity, Stream};
-use json::{Fault, Kind, Tape, Value};
+use json::{Kind, Tape, Value};
+use lexer::Fault;
 use text::Text;
 
 /// The endpoints whose bodies are understood.
