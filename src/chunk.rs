@@ -74,6 +74,11 @@ impl Chunker {
         }
     }
 
+    /// A chunker of an empty stream, with the same seed.
+    pub fn restarted(&self) -> Self {
+        Chunker::new(self.state.seed(), self.chunk_bytes, 0)
+    }
+
     /// Ends the stream.
     pub fn finish(self) -> Chunks {
         let home = if self.to_home == usize::MAX {
@@ -145,6 +150,17 @@ impl<S: Sink> Gather<S> {
     pub fn finish(mut self) -> S {
         self.flush();
         self.inner
+    }
+
+    /// The sink behind.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Passes on what is left, goes on with `inner`, and gives the one before back.
+    pub fn replace(&mut self, inner: S) -> S {
+        self.flush();
+        core::mem::replace(&mut self.inner, inner)
     }
 
     /// Appends one byte.

@@ -417,6 +417,10 @@ fn what_has_no_prompt_says_why() {
         refused(Api::Chat, r#"{"messages":"hi"}"#),
         Unreadable::Malformed
     );
+    assert_eq!(
+        refused(Api::Completions, r#"{"prompt_embeds":null}"#),
+        Unreadable::NoPromptField
+    );
     assert_eq!(Unreadable::TooDeep.as_str(), "too_deep");
 }
 

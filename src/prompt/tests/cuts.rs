@@ -37,6 +37,45 @@ fn a_string_that_is_cut_counts_as_far_as_it_goes() {
 }
 
 #[test]
+fn messages_that_are_cut_give_what_is_known_of_them() {
+    let first = |api, body: &str| {
+        let mut read = read(api, body.as_bytes(), Extent::FirstPart, BYTE).unwrap();
+        read.prompts.remove(0).chunks
+    };
+    let whole = |messages| stream(Api::Chat, &json!({"messages": messages}));
+    let hello = whole(json!([{"role": "user", "content": "hello"}]));
+    for cut in [
+        r#"{"messages":[{"role":"user","content":"hello"#,
+        r#"{"messages":[{"role":"user","content":"hello"}"#,
+        r#"{"messages":[{"role":"user","content":"hello"},{"#,
+        r#"{"messages":[{"role":"user","content":"hello"},{"role":"assis"#,
+        r#"{"messages":[{"role":"user","content":"hello"},{"content":"of whom"#,
+        r#"{"messages":[{"role":"user","content":[{"type":"text","text":"hello"#,
+        r#"{"messages":[{"role":"user","content":[{"type":"text","text":"hello"},{"type":"te"#,
+    ] {
+        assert_eq!(first(Api::Chat, cut), hello, "{cut}");
+    }
+    // Content may be yet to come, and would precede the id.
+    let id = r#"{"messages":[{"role":"tool","tool_call_id":"i""#;
+    assert_eq!(first(Api::Chat, id), whole(json!([{"role": "tool"}])));
+    let call = r#"{"messages":[{"role":"assistant","content":"c","refusal":null,"tool_calls":[{"function":{"name":"f","arguments":"{\"a"#;
+    let call = first(Api::Chat, call);
+    let calls = json!([{"id": "i", "function": {"name": "f", "arguments": "{\"a\":1}"}}]);
+    let all = whole(json!([{"role": "assistant", "content": "c", "tool_calls": calls}]));
+    assert!(all.starts_with(&call));
+    assert_eq!(all.len(), call.len() + "\":1}".len() + 2 + "i".len());
+
+    // What may be a billing header is not begun.
+    let of = |text: &str| {
+        let body = r#"{"messages":[],"system":[{"type":"text","text":""#;
+        first(Api::Messages, &format!("{body}{text}")).len()
+    };
+    assert_eq!(of("x-anthropic-bill"), of(""));
+    assert_eq!(of("x-anthropic-billing-header: 1"), of(""));
+    assert_eq!(of("x-anthropic?"), of("") + 2 + "x-anthropic?".len());
+}
+
+#[test]
 fn the_model_may_be_yet_to_come() {
     let first = |body: &str| read(Api::Chat, body.as_bytes(), Extent::FirstPart, 16).unwrap();
     let body = r#"{"messages":[{"role":"user","content":"a text of 26 letters, cut.."#;
