@@ -4,8 +4,10 @@
 //! followed by 0, so a mark begins a field and nothing else does.
 //! Injective: cut the stream before each 0xFF that is not followed by 0, and the fields come back,
 //! whatever bytes a client sends; this holds for every prefix of a stream too, so no content can
-//! pass for the structure of another prompt. Which fields follow which is fixed by the callers:
-//! every message and item begins with a tag of its own.
+//! pass for the structure of another prompt. That the fields say which messages they came from is
+//! up to the callers: a message or item begins with a tag of its own, its fields follow in one order
+//! with tags that no part of a content has, and what nests or repeats ends with a field that is
+//! never left out.
 //! Prefix keeping: a field has no length and no end mark but the mark of the next one, so the stream
 //! of a prompt that is continued, by more text or more fields, begins with all of the shorter one.
 //! JSON that reaches the model as JSON is written without white space, strings in one spelling, in
@@ -38,9 +40,9 @@ pub enum Tag {
     Name = 7,
     /// A text part.
     Text = 8,
-    /// A refusal.
+    /// Refusal of a message.
     Refusal = 9,
-    /// Reasoning.
+    /// Reasoning of a message, or summary of reasoning.
     Reasoning = 10,
     /// A tool call begins: name of the function.
     Call = 11,
@@ -56,6 +58,12 @@ pub enum Tag {
     Tools = 16,
     /// The old form of a tool call begins: name of the function.
     FunctionCall = 17,
+    /// A part of the content that is a refusal.
+    RefusalPart = 18,
+    /// A part of the content that is reasoning.
+    ReasoningPart = 19,
+    /// A part of the content that is a tool call begins: name of the tool.
+    CallPart = 20,
 }
 
 /// The body ended here: what follows is not known, so the stream ends.

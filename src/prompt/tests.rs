@@ -84,6 +84,29 @@ fn a_string_is_one_text_part_and_parts_have_borders() {
 }
 
 #[test]
+fn parts_and_fields_of_a_message_differ() {
+    let call = |id: Json| json!({"id": id, "function": {"name": "f", "arguments": {}}});
+    let messages = [
+        json!({"role": "a", "content": [{"type": "refusal", "refusal": "r"}]}),
+        json!({"role": "a", "refusal": "r"}),
+        json!({"role": "a", "content": [{"type": "thinking", "thinking": "r"}]}),
+        json!({"role": "a", "reasoning": "r"}),
+        json!({"role": "a", "content": [{"type": "tool_use", "name": "f", "input": {}, "id": "i"}]}),
+        json!({"role": "a", "tool_calls": [call(json!("i"))]}),
+        json!({"role": "a", "tool_calls": [call(json!(null))], "tool_call_id": "i"}),
+        json!({"role": "a", "tool_calls": [call(json!(null)), call(json!("i"))]}),
+        json!({"role": "a", "tool_calls": [call(json!("i")), call(json!(null))]}),
+        json!({"role": "a", "content": [{"type": "tool_result", "content": "t", "tool_use_id": "i"}]}),
+        json!({"role": "a", "content": [{"type": "tool_result", "tool_use_id": "i"}, "t"]}),
+    ];
+    for (i, a) in messages.iter().enumerate() {
+        for b in &messages[..i] {
+            assert_ne!(chat(json!([a])), chat(json!([b])), "{a} {b}");
+        }
+    }
+}
+
+#[test]
 fn no_content_passes_for_structure() {
     // The bytes of a second part and of a next message, as content.
     let forged = b"{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"a\xFF\\bb\"}]}";
