@@ -74,6 +74,11 @@ impl Chunker {
         }
     }
 
+    /// A chunker of an empty stream, with the same seed.
+    pub fn restarted(&self) -> Self {
+        Chunker::new(self.state.seed(), self.chunk_bytes, 0)
+    }
+
     /// Ends the stream.
     pub fn finish(self) -> Chunks {
         let home = if self.to_home == usize::MAX {
@@ -127,7 +132,7 @@ pub struct Gather<S> {
     used: usize,
 }
 
-const GATHER_BYTES: usize = 256;
+const GATHER_BYTES: usize = 1024;
 /// A piece of this size or more is passed on as it is.
 const LARGE_PIECE: usize = 64;
 
@@ -147,6 +152,38 @@ impl<S: Sink> Gather<S> {
         self.inner
     }
 
+    /// The sink behind.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Passes on what is left, goes on with `inner`, and gives the one before back.
+    pub fn replace(&mut self, inner: S) -> S {
+        self.flush();
+        core::mem::replace(&mut self.inner, inner)
+    }
+
+    /// Appends one byte.
+    #[inline(always)]
+    pub fn byte(&mut self, byte: u8) {
+        self.head_of(&[byte], 1);
+    }
+
+    /// Appends the first `kept` bytes of `block`, by copying all of it: copies of a length that is
+    /// known are one or two instructions, others are calls.
+    #[inline(always)]
+    pub fn head_of<const N: usize>(&mut self, block: &[u8; N], kept: usize) {
+        if self.used > const { GATHER_BYTES.saturating_sub(N) } {
+            self.flush();
+        }
+        let room = self.buffer.get_mut(self.used..);
+        if let Some(room) = room.and_then(|room| room.first_chunk_mut::<N>()) {
+            *room = *block;
+            self.used = self.used.wrapping_add(kept);
+        }
+    }
+
+    #[cold]
     fn flush(&mut self) {
         if let Some(gathered) = self.buffer.get(..self.used) {
             if !gathered.is_empty() {
@@ -163,16 +200,13 @@ impl<S: Sink> Sink for Gather<S> {
             self.flush();
             return self.inner.push(bytes);
         }
-        if self.used.saturating_add(bytes.len()) > GATHER_BYTES {
-            self.flush();
+        let mut rest = bytes;
+        while let Some((block, after)) = rest.split_first_chunk::<16>() {
+            self.head_of(block, 16);
+            rest = after;
         }
-        let end = self.used.saturating_add(bytes.len());
-        if let Some(room) = self.buffer.get_mut(self.used..end) {
-            // A plain loop: for a few bytes a call to memcpy costs more.
-            for (to, from) in room.iter_mut().zip(bytes) {
-                *to = *from;
-            }
-            self.used = end;
+        for &byte in rest {
+            self.byte(byte);
         }
     }
 }

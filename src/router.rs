@@ -33,6 +33,7 @@ pub struct Router {
     load: Rc<LoadBoard>,
     may_pause: bool,
     slots: RefCell<Vec<Option<Slot>>>,
+    settled: Cell<bool>,
     turn: Cell<u64>,
 }
 
@@ -72,6 +73,7 @@ impl Router {
             load,
             may_pause,
             slots: RefCell::new(Vec::new()),
+            settled: Cell::new(false),
             turn: Cell::new(0),
         }
     }
@@ -265,6 +267,10 @@ impl Router {
                 .iter()
                 .map(|pod| pod.name.as_str())
                 .collect();
+            // Once per configuration, and not while Envoy only validates it.
+            if !self.settled.replace(true) {
+                self.table.retain(env.store, &names);
+            }
             *slots = names
                 .iter()
                 .map(|name| self.table.slot(env.store, name, &names))

@@ -35,6 +35,7 @@ const MAX_BODY: u32 = 64 << 20;
 const MAX_LIST: usize = 256;
 const DAY_MS: u32 = 86_400_000;
 
+#[cold]
 pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
     let json: Json = serde_json::from_slice(text).map_err(ConfigError::whole)?;
     let root = Node::root(&json);
@@ -78,6 +79,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
 }
 
 /// The rules between keys.
+#[cold]
 fn agreement(config: &Config, keys: &Object<'_>) -> Result<(), ConfigError> {
     let at = |key: &str| keys.get(key).unwrap_or_else(|| keys.node.clone());
     let mode = config.destination.mode;
@@ -158,6 +160,7 @@ fn agreement(config: &Config, keys: &Object<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
+#[cold]
 fn pods(node: &Node<'_>) -> Result<Vec<Pod>, ConfigError> {
     let mut pods: Vec<Pod> = Vec::new();
     for node in node.list(size(MAX_PODS))? {
@@ -188,6 +191,7 @@ fn pods(node: &Node<'_>) -> Result<Vec<Pod>, ConfigError> {
     Ok(pods)
 }
 
+#[cold]
 fn scope(node: &Node<'_>) -> Result<Scope, ConfigError> {
     let keys = node.object(&["hosts", "path_prefixes"])?;
     let hosts = keys.or("hosts", Vec::new(), |n| {
@@ -203,6 +207,7 @@ fn scope(node: &Node<'_>) -> Result<Scope, ConfigError> {
     })
 }
 
+#[cold]
 fn discovery(node: &Node<'_>) -> Result<Discovery, ConfigError> {
     let keys = node.object(&["cluster", "admin_cluster", "poll_interval_ms"])?;
     let expected = "the name of a cluster, or its beginning and *";
@@ -219,6 +224,7 @@ fn discovery(node: &Node<'_>) -> Result<Discovery, ConfigError> {
     })
 }
 
+#[cold]
 fn destination(node: Option<&Node<'_>>) -> Result<Destination, ConfigError> {
     use DestinationMode::{ClusterHeader, OverrideHost, StatefulSession};
     let keys = node.map(|n| n.object(&["mode", "header"])).transpose()?;
@@ -252,6 +258,7 @@ fn default_header(mode: DestinationMode) -> String {
     .to_owned()
 }
 
+#[cold]
 fn capacity(node: &Node<'_>) -> Result<Capacity, ConfigError> {
     if node.is_text("auto") {
         return Ok(Capacity::Auto);
@@ -264,6 +271,7 @@ fn capacity(node: &Node<'_>) -> Result<Capacity, ConfigError> {
     }
 }
 
+#[cold]
 fn policy(node: &Node<'_>) -> Result<Policy, ConfigError> {
     #[derive(Clone, Copy)]
     enum Name {
@@ -339,6 +347,7 @@ impl Default for Balanced {
     }
 }
 
+#[cold]
 fn metrics_scrape(node: &Node<'_>) -> Result<MetricsScrape, ConfigError> {
     let keys = node.object(&["poll_interval_ms", "path", "cluster"])?;
     let cluster = keys.get("cluster");
@@ -353,6 +362,7 @@ fn metrics_scrape(node: &Node<'_>) -> Result<MetricsScrape, ConfigError> {
     })
 }
 
+#[cold]
 fn api(node: &Node<'_>) -> Result<Api, ConfigError> {
     let keys = node.object(&["path_prefix"])?;
     let path_prefix = keys.or("path_prefix", "/prefix-router".to_owned(), |n| {
@@ -363,6 +373,7 @@ fn api(node: &Node<'_>) -> Result<Api, ConfigError> {
     Ok(Api { path_prefix })
 }
 
+#[cold]
 fn texts(
     node: &Node<'_>,
     expected: &str,

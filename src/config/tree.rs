@@ -45,7 +45,7 @@ impl fmt::Display for Json {
         match self {
             Self::Null => f.write_str("null"),
             Self::Bool(value) => write!(f, "{value}"),
-            Self::Number(value) => write!(f, "{value}"),
+            Self::Number(value) => Decimal(*value).fmt(f),
             Self::Text(text) => {
                 let shown: String = text.chars().take(SHOWN).collect();
                 let more = if shown.len() < text.len() { "…" } else { "" };
@@ -53,6 +53,26 @@ impl fmt::Display for Json {
             }
             Self::List(items) => write!(f, "a list of {}", items.len()),
             Self::Object(_) => f.write_str("an object"),
+        }
+    }
+}
+
+/// A number to at most three decimals. The formatting of floats in the standard library would be
+/// a twentieth of the module.
+struct Decimal(f64);
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0.0 { "-" } else { "" };
+        let thousandths = (self.0.abs() * 1000.0).round() as u64;
+        let (whole, rest) = (thousandths / 1000, thousandths % 1000);
+        match rest {
+            0 => write!(f, "{sign}{whole}"),
+            _ => write!(
+                f,
+                "{}",
+                format!("{sign}{whole}.{rest:03}").trim_end_matches('0')
+            ),
         }
     }
 }
@@ -134,6 +154,7 @@ impl<'a> Node<'a> {
     }
 
     /// The refusal of this value.
+    #[inline(never)]
     pub fn refuse(&self, expected: impl fmt::Display) -> ConfigError {
         let path = if self.path.is_empty() {
             "the configuration"
@@ -144,6 +165,7 @@ impl<'a> Node<'a> {
     }
 
     /// A refusal at this path that is not about the value's own form.
+    #[inline(never)]
     pub fn refuse_because(&self, why: impl fmt::Display) -> ConfigError {
         let path = if self.path.is_empty() {
             "the configuration"
@@ -154,6 +176,7 @@ impl<'a> Node<'a> {
     }
 
     /// The value as an object that has only `known` keys.
+    #[inline(never)]
     pub fn object(&self, known: &[&str]) -> Result<Object<'a>, ConfigError> {
         let Json::Object(entries) = self.json else {
             return Err(self.refuse("an object"));
@@ -177,6 +200,7 @@ impl<'a> Node<'a> {
         })
     }
 
+    #[inline(never)]
     pub fn list(&self, most: usize) -> Result<Vec<Node<'a>>, ConfigError> {
         match self.json {
             Json::List(items) if items.len() <= most => {
@@ -190,6 +214,7 @@ impl<'a> Node<'a> {
         }
     }
 
+    #[inline(never)]
     pub fn text(&self, expected: &str, good: impl Fn(&str) -> bool) -> Result<String, ConfigError> {
         match self.json {
             Json::Text(text) if good(text) => Ok(text.clone()),
@@ -198,6 +223,7 @@ impl<'a> Node<'a> {
     }
 
     /// A whole number; `256.0` is one too, as protobuf's Struct has no integers.
+    #[inline(never)]
     pub fn whole(&self, least: u32, most: u32) -> Result<u32, ConfigError> {
         match self.json {
             Json::Number(n)
@@ -209,14 +235,19 @@ impl<'a> Node<'a> {
         }
     }
 
+    #[inline(never)]
     pub fn number(&self, least: f64, most: f64) -> Result<f64, ConfigError> {
         match self.json {
             Json::Number(n) if *n >= least && *n <= most => Ok(*n),
-            _ => Err(self.refuse(format_args!("a number from {least} to {most}"))),
+            _ => {
+                let (least, most) = (Decimal(least), Decimal(most));
+                Err(self.refuse(format_args!("a number from {least} to {most}")))
+            }
         }
     }
 
     /// One of a few words.
+    #[inline(never)]
     pub fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T, ConfigError> {
         let found = match self.json {
             Json::Text(text) => words.iter().find(|(word, _)| word == text),
@@ -255,6 +286,7 @@ pub(super) struct Object<'a> {
 
 impl<'a> Object<'a> {
     /// The value of a key, if it is there.
+    #[inline(never)]
     pub fn get(&self, key: &str) -> Option<Node<'a>> {
         let (_, json) = self.entries.iter().find(|(name, _)| name == key)?;
         Some(Node {
@@ -264,6 +296,7 @@ impl<'a> Object<'a> {
     }
 
     /// The value of a key that must be there.
+    #[inline(never)]
     pub fn need(&self, key: &str, expected: &str) -> Result<Node<'a>, ConfigError> {
         self.get(key).ok_or_else(|| {
             ConfigError(format!(
@@ -274,6 +307,7 @@ impl<'a> Object<'a> {
     }
 
     /// The value of a key as a rule reads it, or a default.
+    #[inline(never)]
     pub fn or<T>(
         &self,
         key: &str,

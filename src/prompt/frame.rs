@@ -4,8 +4,10 @@
 //! followed by 0, so a mark begins a field and nothing else does.
 //! Injective: cut the stream before each 0xFF that is not followed by 0, and the fields come back,
 //! whatever bytes a client sends; this holds for every prefix of a stream too, so no content can
-//! pass for the structure of another prompt. Which fields follow which is fixed by the callers:
-//! every message and item begins with a tag of its own.
+//! pass for the structure of another prompt. That the fields say which messages they came from is
+//! up to the callers: a message or item begins with a tag of its own, its fields follow in one order
+//! with tags that no part of a content has, and what nests or repeats ends with a field that is
+//! never left out.
 //! Prefix keeping: a field has no length and no end mark but the mark of the next one, so the stream
 //! of a prompt that is continued, by more text or more fields, begins with all of the shorter one.
 //! JSON that reaches the model as JSON is written without white space, strings in one spelling, in
@@ -38,9 +40,9 @@ pub enum Tag {
     Name = 7,
     /// A text part.
     Text = 8,
-    /// A refusal.
+    /// Refusal of a message.
     Refusal = 9,
-    /// Reasoning.
+    /// Reasoning of a message, or summary of reasoning.
     Reasoning = 10,
     /// A tool call begins: name of the function.
     Call = 11,
@@ -56,6 +58,12 @@ pub enum Tag {
     Tools = 16,
     /// The old form of a tool call begins: name of the function.
     FunctionCall = 17,
+    /// A part of the content that is a refusal.
+    RefusalPart = 18,
+    /// A part of the content that is reasoning.
+    ReasoningPart = 19,
+    /// A part of the content that is a tool call begins: name of the tool.
+    CallPart = 20,
 }
 
 /// The body ended here: what follows is not known, so the stream ends.
@@ -83,16 +91,15 @@ impl<S: Sink> Frame<S> {
 
     /// Begins a field.
     pub fn field(&mut self, tag: Tag) {
-        self.out.push(&[MARK, tag as u8]);
+        self.out.head_of(&[MARK, tag as u8], 2);
     }
 
     /// Appends bytes of this program's own to the field.
     pub fn bytes(&mut self, bytes: &[u8]) {
         for &byte in bytes {
+            self.out.byte(byte);
             if byte == MARK {
-                self.out.push(&[MARK, 0]);
-            } else {
-                self.out.push(&[byte]);
+                self.out.byte(0);
             }
         }
     }
@@ -129,7 +136,7 @@ impl<S: Sink> Frame<S> {
         }
     }
 
-    /// Appends canonical JSON to the field. Recursion is bounded by `json::MAX_DEPTH`.
+    /// Appends canonical JSON to the field. Recursion is bounded by `lexer::MAX_DEPTH`.
     pub fn json(&mut self, value: Value<'_>) -> Result<(), Cut> {
         if value.is_canonical() {
             self.out.push(value.raw());
@@ -140,43 +147,49 @@ impl<S: Sink> Frame<S> {
                 let Some(text) = value.text() else {
                     return Ok(());
                 };
-                self.out.push(b"\"");
+                self.out.byte(b'"');
                 text.decode(Style::Json, &mut self.out);
                 if text.cut {
                     return Err(Cut);
                 }
-                self.out.push(b"\"");
+                self.out.byte(b'"');
             }
             Kind::Object => {
-                let mut before: &[u8] = b"{";
+                let mut before = b'{';
                 for (key, field) in value.fields() {
                     match is_cache_mark(key, field) {
                         Some(true) => continue,
                         Some(false) => {}
                         None => return Err(Cut),
                     }
-                    self.out.push(before);
-                    before = b",";
+                    self.out.byte(before);
+                    before = b',';
                     self.json(key)?;
-                    self.out.push(b":");
+                    self.out.byte(b':');
                     self.json(field)?;
                 }
                 if value.is_cut() {
                     return Err(Cut);
                 }
-                self.out.push(if before == b"{" { b"{}" } else { b"}" });
+                if before == b'{' {
+                    self.out.byte(before);
+                }
+                self.out.byte(b'}');
             }
             Kind::Array => {
-                let mut before: &[u8] = b"[";
+                let mut before = b'[';
                 for item in value.items() {
-                    self.out.push(before);
-                    before = b",";
+                    self.out.byte(before);
+                    before = b',';
                     self.json(item)?;
                 }
                 if value.is_cut() {
                     return Err(Cut);
                 }
-                self.out.push(if before == b"[" { b"[]" } else { b"]" });
+                if before == b'[' {
+                    self.out.byte(before);
+                }
+                self.out.byte(b']');
             }
             // Never spelled in two ways, so: cut.
             Kind::Number | Kind::Null | Kind::Bool => return Err(Cut),
@@ -216,7 +229,7 @@ fn digest(value: Value<'_>) -> u64 {
     match value.kind() {
         Kind::String => {
             if let Some(text) = value.text() {
-                text.decode(Style::Bare, &mut hash);
+                hash = text.decode_into(hash);
             }
         }
         Kind::Array => {

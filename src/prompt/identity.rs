@@ -33,15 +33,16 @@ const FIELDS: [&str; 14] = [
     "chat_template",
     "chat_template_kwargs",
     "reasoning_effort",
-    "reasoning",
+    REASONING,
     "documents",
     "mm_processor_kwargs",
     "add_special_tokens",
     "truncate_prompt_tokens",
-    "prompt_embeds",
+    PROMPT_EMBEDS,
     "previous_response_id",
 ];
 const REASONING: &str = "reasoning";
+const PROMPT_EMBEDS: &str = "prompt_embeds";
 
 /// The fields of one body.
 pub struct Identity<'t> {
@@ -63,6 +64,15 @@ impl<'t> Identity<'t> {
             return None;
         }
         Some(String::from_utf8_lossy(&model.to_bytes()).into_owned())
+    }
+
+    /// Whether embeddings are given, so that a prompt may be missing.
+    pub fn has_embeddings(&self) -> bool {
+        FIELDS
+            .iter()
+            .zip(self.fields)
+            .filter(|(name, _)| **name == PROMPT_EMBEDS)
+            .any(|(_, field)| field.is_some_and(|value| value.kind() != Kind::Null))
     }
 
     /// The seed of the hashes of one kind of stream.
@@ -106,12 +116,4 @@ fn begin(stream: Stream) -> Frame<XxHash64> {
     frame.field(Tag::Stream);
     frame.bytes(&[stream as u8]);
     frame
-}
-
-/// Whether a prompt may be missing because its embeddings are given.
-pub fn has_embeddings(identity: &Identity<'_>) -> bool {
-    FIELDS
-        .iter()
-        .zip(identity.fields)
-        .any(|(name, field)| *name == "prompt_embeds" && field.is_some())
 }

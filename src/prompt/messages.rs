@@ -126,8 +126,8 @@ fn part<S: Sink>(out: &mut Frame<S>, part: Value<'_>) -> Result<(), Cut> {
     let is = |name: &[u8]| kind.is_some_and(|kind| kind.is(name));
     let strings = [
         (Tag::Text, kind.is_none() || is_text(kind), text),
-        (Tag::Refusal, is(b"refusal"), refusal),
-        (Tag::Reasoning, is(b"thinking"), thinking),
+        (Tag::RefusalPart, is(b"refusal"), refusal),
+        (Tag::ReasoningPart, is(b"thinking"), thinking),
     ];
     for (tag, matches, string) in strings {
         if let Some(string) = string.and_then(Value::text).filter(|_| matches) {
@@ -137,7 +137,7 @@ fn part<S: Sink>(out: &mut Frame<S>, part: Value<'_>) -> Result<(), Cut> {
         }
     }
     if is(b"tool_use") {
-        out.optional(Tag::Call, seen(part, name)?)?;
+        out.optional(Tag::CallPart, seen(part, name)?)?;
         out.optional(Tag::Arguments, seen(part, input)?)?;
         out.optional(Tag::CallId, seen(part, id)?)?;
         return end_of(part);
@@ -175,9 +175,7 @@ fn tool_call<S: Sink>(out: &mut Frame<S>, call: Value<'_>) -> Result<(), Cut> {
             out.media(call)?;
         }
     }
-    if let Some(id) = seen(call, id)? {
-        out.value(Tag::CallId, id)?;
-    }
+    out.optional(Tag::CallId, seen(call, id)?)?;
     end_of(call)
 }
 

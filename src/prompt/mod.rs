@@ -1,8 +1,8 @@
 //! Body -> identity and prompt stream -> chunk hashes.
 //!
-//! Owns what an API's body means: which fields are the identity ([`identity`]), which are the prompt
-//! ([`messages`], [`responses`]), and the bytes that they become ([`frame`]). The body is lexed once
-//! into borrowed spans ([`json`]) and its strings are decoded straight into the hash ([`text`]).
+//! Owns what an API's body means: which fields are the identity (`identity`), which are the prompt
+//! (`messages`, `responses`), and the bytes that they become (`frame`). The body is lexed once
+//! into borrowed spans (`lexer`, `json`) and its strings are decoded straight into the hash (`text`).
 //! Invariant: equal meaning gives equal chunks, whatever the white space, the escapes and the order
 //! of the API's fields; different meaning gives a different stream; a continued prompt keeps all
 //! whole chunks of what it continues. Of a body that is cut, the chunks are those that the whole
@@ -12,17 +12,19 @@
 mod frame;
 mod identity;
 mod json;
+mod lexer;
 mod messages;
 mod responses;
 #[cfg(test)]
 mod tests;
 mod text;
 
-use crate::chunk::{ChunkHash, Chunker, Sink};
+use crate::chunk::{ChunkHash, Chunker, Gather, Sink};
 use frame::{Cut, Frame};
 use identity::{Identity, Stream};
-use json::{Fault, Kind, Tape, Value};
-use text::{Style, Text};
+use json::{Kind, Tape, Value};
+use lexer::Fault;
+use text::Text;
 
 /// The endpoints whose bodies are understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -267,7 +269,7 @@ impl<'t> Reader<'_, 't> {
     ) -> Result<Vec<Prompt>, Unreadable> {
         let Some(prompt) = prompt else {
             // The embeddings are the prompt; their digest is in the identity.
-            return if identity::has_embeddings(self.identity) {
+            return if self.identity.has_embeddings() {
                 Ok(self.framed(texts, |_| Ok(())))
             } else {
                 Err(Unreadable::NoPromptField)
@@ -289,36 +291,42 @@ impl<'t> Reader<'_, 't> {
                     .ok_or(Unreadable::Malformed)
             }
             Some(Kind::Array) => {
-                let seed = self.identity.seed(ids);
+                let mut ids = self.id_stream(ids);
                 prompt
                     .items()
-                    .map(|member| self.ids(seed, member))
+                    .map(|member| self.ids(&mut ids, member))
                     .collect()
             }
-            _ => Ok(vec![self.ids(self.identity.seed(ids), prompt)?]),
+            _ => Ok(vec![self.ids(&mut self.id_stream(ids), prompt)?]),
         }
     }
 
     /// A text alone needs no framing: its stream is its characters.
     fn text(&self, seed: u64, text: Text<'_>) -> Prompt {
-        let mut chunker = Chunker::new(seed, self.chunk_bytes, text.raw.len());
-        text.decode(Style::Bare, &mut chunker);
-        hashed(chunker)
+        hashed(text.decode_into(Chunker::new(seed, self.chunk_bytes, text.raw.len())))
     }
 
-    /// Token ids: four bytes each, little-endian.
-    fn ids(&self, seed: u64, list: Value<'_>) -> Result<Prompt, Unreadable> {
+    fn id_stream(&self, stream: Stream) -> Gather<Chunker> {
+        Gather::new(Chunker::new(
+            self.identity.seed(stream),
+            self.chunk_bytes,
+            0,
+        ))
+    }
+
+    /// Token ids: four bytes each, little-endian. `out` is empty, and is so again afterwards.
+    fn ids(&self, out: &mut Gather<Chunker>, list: Value<'_>) -> Result<Prompt, Unreadable> {
         if list.kind() != Kind::Array {
             return Err(Unreadable::Malformed);
         }
-        let mut out = crate::chunk::Gather::new(Chunker::new(seed, self.chunk_bytes, 0));
         for id in list.items() {
             match id.as_u32() {
-                Some(id) => out.push(&id.to_le_bytes()),
+                Some(id) => out.head_of(&id.to_le_bytes(), 4),
                 None if id.kind() == Kind::Number && id.is_cut() => break,
                 None => return Err(Unreadable::Malformed),
             }
         }
-        Ok(hashed(out.finish()))
+        let next = out.inner().restarted();
+        Ok(hashed(out.replace(next)))
     }
 }

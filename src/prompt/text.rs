@@ -5,7 +5,7 @@
 //! (WTF-8), so decoding cannot fail and two different strings stay different.
 //! Cost: 16 bytes a step; a string without escapes is one push of borrowed bytes.
 
-use crate::chunk::Sink;
+use crate::chunk::{Gather, Sink};
 
 const BLOCK: usize = 16;
 
@@ -38,7 +38,7 @@ pub struct Text<'b> {
 
 impl Text<'_> {
     /// Writes the string to `out`.
-    pub fn decode<S: Sink>(self, style: Style, out: &mut S) {
+    pub fn decode<S: Sink>(self, style: Style, out: &mut Gather<S>) {
         if self.plain || (self.canonical && style == Style::Json) {
             out.push(self.raw);
         } else {
@@ -46,11 +46,20 @@ impl Text<'_> {
         }
     }
 
+    /// Writes the characters, as they are, to a sink of their own.
+    pub fn decode_into<S: Sink>(self, mut sink: S) -> S {
+        if self.plain {
+            sink.push(self.raw);
+            return sink;
+        }
+        let mut out = Gather::new(sink);
+        decode(self.raw, Style::Bare, &mut out);
+        out.finish()
+    }
+
     /// The characters as bytes.
     pub fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.raw.len());
-        self.decode(Style::Bare, &mut bytes);
-        bytes
+        self.decode_into(Vec::with_capacity(self.raw.len()))
     }
 
     /// Whether the characters are exactly `other`.
@@ -65,36 +74,16 @@ impl Text<'_> {
 
     /// Whether the characters begin with `prefix`; not known of a cut string that is too short.
     pub fn starts_with(self, prefix: &[u8]) -> Option<bool> {
-        let head = if self.plain {
-            self.raw.get(..prefix.len()).unwrap_or(self.raw).to_vec()
-        } else {
-            let mut head = Prefix {
-                bytes: Vec::new(),
-                limit: prefix.len(),
-            };
-            let most = prefix.len().saturating_mul(6);
-            let raw = self.raw.get(..most).unwrap_or(self.raw);
-            decode(raw, Style::Bare, &mut head);
-            head.bytes
+        let most = prefix.len().saturating_mul(6);
+        let head = Text {
+            raw: self.raw.get(..most).unwrap_or(self.raw),
+            ..self
         };
-        if self.cut && head.len() < prefix.len() && prefix.starts_with(&head) {
+        let characters = head.to_bytes();
+        if self.cut && characters.len() < prefix.len() && prefix.starts_with(&characters) {
             return None;
         }
-        Some(head == prefix)
-    }
-}
-
-/// Keeps the first bytes of a stream.
-struct Prefix {
-    bytes: Vec<u8>,
-    limit: usize,
-}
-
-impl Sink for Prefix {
-    fn push(&mut self, bytes: &[u8]) {
-        let room = self.limit.saturating_sub(self.bytes.len());
-        self.bytes
-            .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        Some(characters.starts_with(prefix))
     }
 }
 
@@ -104,14 +93,40 @@ fn is_special(byte: u8) -> bool {
     (byte == b'"') | (byte == b'\\') | (byte < 0x20) | (byte == MARK)
 }
 
-/// Index of the first special byte, or 16. Written so that LLVM compares all 16 at once.
+/// Index of the first special byte, or [`BLOCK`].
+#[cfg(target_feature = "simd128")]
 #[inline(always)]
 fn first_special(block: &[u8; BLOCK]) -> usize {
-    let mut hits = [0u8; BLOCK];
-    for (hit, &byte) in hits.iter_mut().zip(block) {
-        *hit = if is_special(byte) { 0xFF } else { 0 };
-    }
-    (u128::from_le_bytes(hits).trailing_zeros() >> 3) as usize
+    // Safe intrinsics: of the plain loop LLVM makes 16 branches.
+    use core::arch::wasm32::{u64x2, u8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, v128_or};
+    let both = u128::from_le_bytes(*block);
+    let bytes = u64x2(both as u64, both.wrapping_shr(64) as u64);
+    let specials = v128_or(
+        v128_or(
+            u8x16_eq(bytes, u8x16_splat(b'"')),
+            u8x16_eq(bytes, u8x16_splat(b'\\')),
+        ),
+        v128_or(
+            u8x16_lt(bytes, u8x16_splat(0x20)),
+            u8x16_eq(bytes, u8x16_splat(MARK)),
+        ),
+    );
+    (u32::from(u8x16_bitmask(specials)) | 0x1_0000).trailing_zeros() as usize
+}
+
+/// Index of the first special byte, or [`BLOCK`].
+#[cfg(not(target_feature = "simd128"))]
+#[inline(always)]
+fn first_special(block: &[u8; BLOCK]) -> usize {
+    const ONES: u128 = u128::MAX / 0xFF;
+    const HIGHS: u128 = ONES << 7;
+    let bytes = u128::from_le_bytes(*block);
+    // The high bit of each byte of `x` that is less than `n`. A borrow can set one above such a
+    // byte too, but the lowest is right.
+    let below = |x: u128, n: u8| x.wrapping_sub(ONES.wrapping_mul(n.into())) & !x & HIGHS;
+    let equal = |n: u8| below(bytes ^ ONES.wrapping_mul(n.into()), 1);
+    let specials = equal(b'"') | equal(b'\\') | below(bytes, 0x20) | equal(MARK);
+    (specials.trailing_zeros() >> 3) as usize
 }
 
 /// Index of the first byte at or after `from` that may end or interrupt a string: a quote, a
@@ -181,141 +196,125 @@ pub fn is_low_surrogate(unit: u16) -> bool {
     (0xDC00..0xE000).contains(&unit)
 }
 
-const BUFFER: usize = 512;
-/// Room for one block, or one escape, after the buffer counts as full.
-const SLACK: usize = BLOCK;
-
-/// Collects decoded bytes so that the sink sees few, large pieces.
-struct Decoded<'s, S> {
-    out: &'s mut S,
-    buffer: [u8; BUFFER.wrapping_add(SLACK)],
-    used: usize,
-}
-
-impl<S: Sink> Decoded<'_, S> {
-    fn flush(&mut self) {
-        self.out
-            .push(self.buffer.get(..self.used).unwrap_or_default());
-        self.used = 0;
-    }
-
-    #[inline(always)]
-    fn byte(&mut self, byte: u8) {
-        if let Some(to) = self.buffer.get_mut(self.used) {
-            *to = byte;
-            self.used = self.used.wrapping_add(1);
-        }
-    }
-
-    /// One decoded byte below 0x80.
-    #[inline(always)]
-    fn ascii(&mut self, byte: u8, style: Style) {
-        if style == Style::Json {
-            let short = match byte {
-                b'"' | b'\\' => byte,
-                b'\n' => b'n',
-                b'\t' => b't',
-                b'\r' => b'r',
-                8 => b'b',
-                12 => b'f',
-                _ => return self.byte(byte),
-            };
-            self.byte(b'\\');
-            self.byte(short);
-        } else {
-            self.byte(byte);
-        }
-    }
-
-    /// One code point above 0x7F, a lone surrogate included.
-    fn code_point(&mut self, code: u32) {
-        let tail = |shift: u32| 0x80 | (code.wrapping_shr(shift) & 0x3F) as u8;
-        if code < 0x800 {
-            self.byte(0xC0 | code.wrapping_shr(6) as u8);
-        } else if code < 0x1_0000 {
-            self.byte(0xE0 | code.wrapping_shr(12) as u8);
-            self.byte(tail(6));
-        } else {
-            self.byte(0xF0 | code.wrapping_shr(18) as u8);
-            self.byte(tail(12));
-            self.byte(tail(6));
-        }
-        self.byte(tail(0));
-    }
-}
-
-fn decode<S: Sink>(raw: &[u8], style: Style, out: &mut S) {
-    let mut decoded = Decoded {
-        out,
-        buffer: [0; BUFFER.wrapping_add(SLACK)],
-        used: 0,
-    };
+fn decode<S: Sink>(raw: &[u8], style: Style, out: &mut Gather<S>) {
     let mut rest = raw;
-    while let Some(&first) = rest.first() {
-        if decoded.used >= BUFFER {
-            decoded.flush();
-        }
-        // Copy a whole block, then keep what precedes the first special byte of it.
-        let room = decoded.buffer.get_mut(decoded.used..);
-        if let (Some(block), Some(to)) = (
-            rest.first_chunk::<BLOCK>(),
-            room.and_then(|room| room.first_chunk_mut::<BLOCK>()),
-        ) {
-            *to = *block;
+    loop {
+        if let Some((block, after)) = rest.split_first_chunk::<BLOCK>() {
             let kept = first_special(block);
-            if kept > 0 {
-                decoded.used = decoded.used.wrapping_add(kept);
-                rest = rest.get(kept..).unwrap_or_default();
+            // Two steps of their own: the usual one must not wait for `kept` to be computed.
+            if kept == BLOCK {
+                out.head_of(block, BLOCK);
+                rest = after;
                 continue;
             }
+            out.head_of(block, kept);
+            rest = rest.get(kept..).unwrap_or_default();
         }
+        let Some(&first) = rest.first() else { break };
         let taken = match first {
-            b'\\' => match escape(rest) {
-                Escape::Byte(byte) => {
-                    decoded.ascii(byte, style);
-                    2
-                }
-                Escape::Unit(unit) => {
-                    let low = rest.get(6..).map_or(Escape::Bad, low_after);
-                    let (code, taken) = match low {
-                        Escape::Unit(low) if is_high_surrogate(unit) => {
-                            let high = u32::from(unit & 0x3FF).wrapping_shl(10);
-                            let code = high | u32::from(low & 0x3FF);
-                            (code.wrapping_add(0x1_0000), 12)
-                        }
-                        _ => (u32::from(unit), 6),
-                    };
-                    match u8::try_from(code) {
-                        Ok(byte) if byte < 0x80 => decoded.ascii(byte, style),
-                        _ => decoded.code_point(code),
-                    }
-                    taken
-                }
-                // The lexer lets neither through.
-                Escape::Partial | Escape::Bad => break,
-            },
+            b'\\' => decode_escape(rest, style, out),
             MARK if style != Style::Bare => {
-                decoded.byte(MARK);
-                decoded.byte(0);
+                out.head_of(&[MARK, 0], 2);
                 1
             }
-            other => {
-                decoded.byte(other);
+            _ => {
+                out.byte(first);
                 1
             }
         };
         rest = rest.get(taken..).unwrap_or_default();
     }
-    decoded.flush();
 }
 
-/// The low surrogate escaped at the start of `text`, if it is one.
-fn low_after(text: &[u8]) -> Escape {
-    match text.first() {
-        Some(b'\\') => match escape(text) {
-            Escape::Unit(unit) if is_low_surrogate(unit) => Escape::Unit(unit),
-            _ => Escape::Bad,
-        },
-        _ => Escape::Bad,
+/// Writes what the escape at the start of `text` spells; returns its length.
+fn decode_escape<S: Sink>(text: &[u8], style: Style, out: &mut Gather<S>) -> usize {
+    let unit = match escape(text) {
+        Escape::Byte(byte) => {
+            ascii(byte, style, out);
+            return 2;
+        }
+        Escape::Unit(unit) => unit,
+        // The lexer lets neither through.
+        Escape::Partial | Escape::Bad => return text.len(),
+    };
+    let (code, taken) = match low_after(text) {
+        Some(low) if is_high_surrogate(unit) => {
+            let high = u32::from(unit & 0x3FF).wrapping_shl(10);
+            let code = high | u32::from(low & 0x3FF);
+            (code.wrapping_add(0x1_0000), 12)
+        }
+        _ => (u32::from(unit), 6),
+    };
+    match u8::try_from(code) {
+        Ok(byte) if byte < 0x80 => ascii(byte, style, out),
+        _ => code_point(code, out),
+    }
+    taken
+}
+
+/// One decoded byte below 0x80.
+#[inline(always)]
+fn ascii<S: Sink>(byte: u8, style: Style, out: &mut Gather<S>) {
+    if style != Style::Json {
+        return out.byte(byte);
+    }
+    let short = match byte {
+        b'"' | b'\\' => byte,
+        b'\n' => b'n',
+        b'\t' => b't',
+        b'\r' => b'r',
+        8 => b'b',
+        12 => b'f',
+        _ => return out.byte(byte),
+    };
+    out.head_of(&[b'\\', short], 2);
+}
+
+/// One code point above 0x7F, a lone surrogate included, as UTF-8.
+fn code_point<S: Sink>(code: u32, out: &mut Gather<S>) {
+    let tail = |shift: u32| 0x80 | (code.wrapping_shr(shift) & 0x3F) as u8;
+    if code < 0x800 {
+        out.byte(0xC0 | code.wrapping_shr(6) as u8);
+    } else if code < 0x1_0000 {
+        out.byte(0xE0 | code.wrapping_shr(12) as u8);
+        out.byte(tail(6));
+    } else {
+        out.byte(0xF0 | code.wrapping_shr(18) as u8);
+        out.byte(tail(12));
+        out.byte(tail(6));
+    }
+    out.byte(tail(0));
+}
+
+/// The low surrogate that is escaped right after the escape at the start of `text`.
+fn low_after(text: &[u8]) -> Option<u16> {
+    let next = text.get(6..)?;
+    match (next.first(), escape(next)) {
+        (Some(b'\\'), Escape::Unit(unit)) if is_low_surrogate(unit) => Some(unit),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_special_byte_of_a_block_is_found() {
+        for first in 0..=255u8 {
+            for second in [
+                b'a', b'"', b'!', 0x1F, 0x20, 0x7F, 0x80, 0x9F, 0xFE, MARK, 0,
+            ] {
+                for at in 0..BLOCK {
+                    let mut block = [b'x'; BLOCK];
+                    block[at] = first;
+                    if let Some(next) = block.get_mut(at + 1) {
+                        *next = second;
+                    }
+                    let want = block.iter().position(|&byte| is_special(byte));
+                    assert_eq!(first_special(&block), want.unwrap_or(BLOCK), "{block:?}");
+                }
+            }
+        }
     }
 }

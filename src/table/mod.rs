@@ -116,6 +116,23 @@ impl Table {
         None
     }
 
+    /// Forgets every pod that is not in `live` and frees its slot: a pod that was removed has no
+    /// credit, should it come back.
+    pub fn retain(&self, store: &dyn SharedStore, live: &[&str]) {
+        let live: Vec<u64> = live.iter().map(|name| slots::owner(name)).collect();
+        for _ in 0..TRIES.saturating_add(self.geometry.max_pods as usize) {
+            let mut slots = self.slots(store);
+            let Some(gone) = slots.gone(&live) else {
+                return;
+            };
+            let Some(ring) = self.forget_ring(store, gone, &slots) else {
+                return;
+            };
+            slots.give(gone.index, 0, &ring);
+            self.write_slots(store, &slots);
+        }
+    }
+
     /// Empties a pod, at once and for every worker, also against a notify under way.
     pub fn forget(&self, store: &dyn SharedStore, slot: Slot) {
         let slots = self.slots(store);

@@ -429,10 +429,10 @@ impl Work<'_> {
                     attempt.inserted.push((at, insert.pair.epoch));
                 } else {
                     page.set_overflowed();
-                    attempt.further.push(task);
+                    let order = attempt.further.partition_point(|other| other.at < task.at);
+                    attempt.further.insert(order, task);
                 }
             }
-            attempt.further.sort_by_key(|task| task.at);
         }
         attempt.page = page;
         attempt

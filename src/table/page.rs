@@ -129,81 +129,55 @@ impl Page {
     /// Rewrites the page: pairs that `keep` refuses go, `inserts` come, in their order as far as
     /// there is room. Returns how many came in.
     pub fn rewrite(&mut self, keep: impl Fn(u64, Pair) -> bool, inserts: &[Insert]) -> usize {
-        let mut entries: Vec<(u64, Pair)> =
-            Vec::with_capacity(self.hashes.saturating_add(inserts.len()));
-        let mut size = FRAME.saturating_add(HEAD);
-        for at in 0..self.hashes {
+        let kept = |at: usize| {
             let hash = self.hash(at);
-            let before = entries.len();
-            entries.extend(
-                pairs(self.raw_pairs(at))
-                    .filter(|p| keep(hash, *p))
-                    .map(|p| (hash, p)),
-            );
-            let kept = entries.len().saturating_sub(before);
-            if kept > 0 {
-                size = size
-                    .saturating_add(HASH_COST)
-                    .saturating_add(kept.saturating_mul(PAIR_COST));
-            }
+            let kept = pairs(self.raw_pairs(at))
+                .filter(|pair| keep(hash, *pair))
+                .count();
+            (hash, kept)
+        };
+        let mut size = FRAME.saturating_add(HEAD);
+        for (_, kept) in (0..self.hashes).map(kept).filter(|(_, kept)| *kept > 0) {
+            size = size
+                .saturating_add(HASH_COST)
+                .saturating_add(kept.saturating_mul(PAIR_COST));
         }
-        let old = entries.len();
-        let mut taken = 0usize;
+        let mut new: Vec<Insert> = Vec::with_capacity(inserts.len());
         for insert in inserts {
-            let known = entries
-                .get(..old)
-                .is_some_and(|old| old.binary_search_by_key(&insert.hash, |e| e.0).is_ok());
-            let cost = if known {
-                PAIR_COST
-            } else {
-                HASH_COST.saturating_add(PAIR_COST)
-            };
-            if size.saturating_add(cost) > PAGE_BYTES {
+            let known = self.find(insert.hash).is_some_and(|at| kept(at).1 > 0);
+            let hash = if known { 0 } else { HASH_COST };
+            size = size.saturating_add(hash).saturating_add(PAIR_COST);
+            if size > PAGE_BYTES {
                 break;
             }
-            size = size.saturating_add(cost);
-            entries.push((insert.hash, insert.pair));
-            taken = taken.saturating_add(1);
+            new.insert(
+                new.partition_point(|other| other.hash < insert.hash),
+                *insert,
+            );
         }
-        // Mostly sorted already: the old ones are, and a stable sort finds runs.
-        entries.sort_by_key(|entry| entry.0);
-        self.encode(&entries);
+        let taken = new.len();
+        let mut merged = Merged::with_capacity(self.hashes.saturating_add(taken));
+        let mut new = new.into_iter().peekable();
+        for at in 0..self.hashes {
+            let hash = self.hash(at);
+            while let Some(insert) = new.next_if(|insert| insert.hash < hash) {
+                merged.push(insert.hash, insert.pair);
+            }
+            let kept = pairs(self.raw_pairs(at)).filter(|pair| keep(hash, *pair));
+            kept.for_each(|pair| merged.push(hash, pair));
+            while let Some(insert) = new.next_if(|insert| insert.hash == hash) {
+                merged.push(hash, insert.pair);
+            }
+        }
+        new.for_each(|insert| merged.push(insert.hash, insert.pair));
+        self.hashes = merged.ends.len() / 2;
+        self.body = merged.body(self.word(4));
         taken
     }
 
     /// The pairs behind all hashes.
     pub fn all_pairs(&self) -> impl Iterator<Item = Pair> + '_ {
         pairs(self.body.get(self.pairs_offset()..).unwrap_or_default())
-    }
-
-    fn encode(&mut self, entries: &[(u64, Pair)]) {
-        let flags = self.word(4);
-        let mut hashes: Vec<u8> = Vec::with_capacity(entries.len().saturating_mul(14));
-        let mut ends: Vec<u16> = Vec::with_capacity(entries.len());
-        let mut last = None;
-        for (number, (hash, _)) in entries.iter().enumerate() {
-            let end = u16::try_from(number.saturating_add(1)).unwrap_or(u16::MAX);
-            if last == Some(*hash) {
-                if let Some(last_end) = ends.last_mut() {
-                    *last_end = end;
-                }
-            } else {
-                hashes.extend_from_slice(&hash.to_le_bytes());
-                ends.push(end);
-                last = Some(*hash);
-            }
-        }
-        self.hashes = ends.len();
-        let count = u32::try_from(ends.len()).unwrap_or(0);
-        self.body.clear();
-        self.body.extend_from_slice(&count.to_le_bytes());
-        self.body.extend_from_slice(&flags.to_le_bytes());
-        self.body.extend_from_slice(&hashes);
-        ends.iter()
-            .for_each(|end| self.body.extend_from_slice(&end.to_le_bytes()));
-        for (_, pair) in entries {
-            self.body.extend_from_slice(&pair.encode().to_le_bytes());
-        }
     }
 
     fn pairs_offset(&self) -> usize {
@@ -259,6 +233,53 @@ impl Page {
             slots.dedup();
             assert_eq!(slots.len(), count, "a slot twice behind one hash");
         }
+    }
+}
+
+/// The parts of a page that is being written, in the order of its hashes.
+struct Merged {
+    hashes: Vec<u8>,
+    ends: Vec<u8>,
+    pairs: Vec<u8>,
+    last: Option<u64>,
+}
+
+impl Merged {
+    fn with_capacity(hashes: usize) -> Self {
+        Self {
+            hashes: Vec::with_capacity(hashes.saturating_mul(8)),
+            ends: Vec::with_capacity(hashes.saturating_mul(2)),
+            pairs: Vec::with_capacity(hashes.saturating_mul(PAIR_COST)),
+            last: None,
+        }
+    }
+
+    fn push(&mut self, hash: u64, pair: Pair) {
+        if self.last == Some(hash) {
+            self.ends.truncate(self.ends.len().saturating_sub(2));
+        } else {
+            self.hashes.extend_from_slice(&hash.to_le_bytes());
+            self.last = Some(hash);
+        }
+        self.pairs.extend_from_slice(&pair.encode().to_le_bytes());
+        // A page has room for fewer than 65,536 pairs.
+        let end = (self.pairs.len() / PAIR_COST) as u16;
+        self.ends.extend_from_slice(&end.to_le_bytes());
+    }
+
+    fn body(self, flags: u32) -> Vec<u8> {
+        let hashes = (self.ends.len() / 2) as u32;
+        let parts = [&self.hashes, &self.ends, &self.pairs];
+        let size = parts
+            .iter()
+            .fold(HEAD, |sum, part| sum.saturating_add(part.len()));
+        let mut body = Vec::with_capacity(size);
+        body.extend_from_slice(&hashes.to_le_bytes());
+        body.extend_from_slice(&flags.to_le_bytes());
+        parts
+            .into_iter()
+            .for_each(|part| body.extend_from_slice(part));
+        body
     }
 }
 

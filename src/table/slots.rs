@@ -112,6 +112,16 @@ impl Slots {
             .and_then(|index| u8::try_from(index).ok())
     }
 
+    /// A slot whose owner is not in `live`.
+    pub fn gone(&self, live: &[u64]) -> Option<Slot> {
+        let gone = |entry: &Entry| entry.owner != 0 && !live.contains(&entry.owner);
+        let index = self.entries.iter().position(gone)?;
+        Some(Slot {
+            index: u8::try_from(index).ok()?,
+            owner: self.entries.get(index)?.owner,
+        })
+    }
+
     /// Gives a slot to a pod, from where its emptied ring starts.
     pub fn give(&mut self, index: u8, owner: u64, ring: &Ring) {
         if let Some(entry) = self.entries.get_mut(usize::from(index)) {

@@ -644,3 +644,17 @@ fn a_hot_prompt_is_not_written_again() {
     }
     assert_eq!(store.get(&table.page_key(number)).unwrap().version, before);
 }
+
+#[test]
+fn a_pod_that_was_removed_comes_back_empty() {
+    let (store, table) = (MemoryStore::default(), table(SMALL));
+    let slots = pods(&table, &store, 3);
+    let prompt = chain(&run(0, 40));
+    slots
+        .iter()
+        .for_each(|slot| drop(notify(&table, &store, &prompt, *slot, 4096)));
+    table.retain(&store, &["pod-1"]);
+    let again = pods(&table, &store, 3);
+    assert_eq!(table.query(&store, &prompt, &again).matched(), [0, 40, 0]);
+    validate(&table, &store, &again, 4096);
+}

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::prompt::frame::Frame;
+use crate::prompt::lexer::MAX_DEPTH;
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
