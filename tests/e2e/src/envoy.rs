@@ -89,6 +89,7 @@ pub struct Envoy {
     /// Version of the listener's file, and how many of them were refused.
     version: u32,
     rejected: u64,
+    may_end: bool,
 }
 
 impl Envoy {
@@ -125,6 +126,7 @@ impl Envoy {
             options,
             version: 0,
             rejected: 0,
+            may_end: false,
         };
         this.wait_until_ready().await;
         this
@@ -266,6 +268,11 @@ impl Envoy {
             assert!(Instant::now() < deadline, "not within 10 s: {what}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Ends Envoy, if it has not ended already: Ctrl-C in a terminal reaches it as well.
+    pub fn stop(mut self) {
+        self.may_end = true;
     }
 
     /// Lines of the log that only a crash writes.

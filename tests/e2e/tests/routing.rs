@@ -408,8 +408,10 @@ async fn requests_without_a_prompt_are_spread() {
         waiting.push(tokio::spawn(async move { conn.try_send(request).await }));
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    let counts: Vec<_> = pods.iter().map(|p| p.seen().len()).collect();
-    assert_eq!(counts.iter().sum::<usize>(), 30);
+    let counts = || pods.each_ref().map(|p| p.seen().len());
+    let arrived = || async { counts().iter().sum::<usize>() == 30 };
+    envoy.eventually("all have arrived", arrived).await;
+    let counts = counts();
     assert!(
         counts.iter().all(|n| (8..=12).contains(n)),
         "fewest in flight first: {counts:?}"
