@@ -27,18 +27,21 @@ mod place;
 mod query;
 mod ring;
 mod slots;
+mod undo;
 
 #[cfg(test)]
 mod tests;
 
 pub use geometry::{Footprint, Geometry};
-pub use notify::{Notified, Receipt};
+pub use notify::Notified;
 pub use query::Query;
 pub use slots::Slot;
+pub use undo::Receipt;
 
 use crate::store::SharedStore;
 use core::cell::Cell;
 use frame::Tag;
+use page::Page;
 use ring::Ring;
 use slots::Slots;
 
@@ -50,6 +53,7 @@ const TRIES: usize = 16;
 pub struct Table {
     geometry: Geometry,
     prefix: String,
+    slots_key: String,
     pages: u64,
     sweep: Cell<u64>,
     stats: Cell<Stats>,
@@ -74,6 +78,7 @@ impl Table {
         let pages = geometry.pages();
         Self {
             geometry,
+            slots_key: format!("prefix_router/{pool}/slots"),
             prefix: format!("prefix_router/{pool}/"),
             pages,
             sweep: Cell::new(seed.checked_rem(pages).unwrap_or(0)),
@@ -109,7 +114,7 @@ impl Table {
             // Whatever the slot held, under whichever owner, dies before it is given away.
             let ring = self.forget_ring(store, old, &slots)?;
             slots.give(index, owner, &ring);
-            if self.write_slots(store, &slots) {
+            if self.write_slots(store, &mut slots) {
                 return Some(Slot { index, owner });
             }
         }
@@ -129,7 +134,7 @@ impl Table {
                 return;
             };
             slots.give(gone.index, 0, &ring);
-            self.write_slots(store, &slots);
+            self.write_slots(store, &mut slots);
         }
     }
 
@@ -157,7 +162,7 @@ impl Table {
         for _ in 0..TRIES {
             let mut ring = self.ring(store, slot, slots);
             ring.forget();
-            if self.write_ring(store, slot, &mut ring) {
+            if self.write_ring(store, slot, &ring) {
                 return Some(ring);
             }
         }
@@ -168,7 +173,8 @@ impl Table {
     fn raise(&self, store: &dyn SharedStore, slot: Slot, ring: &Ring) {
         for _ in 0..TRIES {
             let mut slots = self.slots(store);
-            if !slots.owns(slot) || !slots.raise(slot, ring) || self.write_slots(store, &slots) {
+            if !slots.owns(slot) || !slots.raise(slot, ring) || self.write_slots(store, &mut slots)
+            {
                 return;
             }
         }
@@ -176,49 +182,99 @@ impl Table {
     }
 
     fn slots(&self, store: &dyn SharedStore) -> Slots {
-        let found = store.get(&format!("{}slots", self.prefix));
-        let (body, version) = self.open(found, frame::Kind::Slots);
-        Slots::decode(&body, version, self.geometry.max_pods)
+        let found = store.get(&self.slots_key);
+        let (sound, version) = self.sound(found, frame::Kind::Slots);
+        Slots::new(sound, version, self.geometry.max_pods)
     }
 
-    fn write_slots(&self, store: &dyn SharedStore, slots: &Slots) -> bool {
-        let value = self.tag(frame::Kind::Slots).seal(&slots.encode());
-        let key = format!("{}slots", self.prefix);
-        self.written(store.set(&key, &value, slots.expect()).is_ok())
+    fn write_slots(&self, store: &dyn SharedStore, slots: &mut Slots) -> bool {
+        self.tag(frame::Kind::Slots).seal(slots.value());
+        let expect = slots.expect();
+        self.written(store.set(&self.slots_key, slots.value(), expect).is_ok())
     }
 
     fn ring(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots) -> Ring {
-        let found = store.get(&format!("{}ring/{}", self.prefix, slot.index));
+        let found = store.get(&self.ring_key(slot));
         let existed = found.is_some();
-        let (body, version) = self.open(found, frame::Kind::Ring);
-        let entry = slots.entry(slot.index);
-        Ring::decode(&body, version).unwrap_or_else(|| Ring::lost(entry, version, existed))
+        let (sound, version) = self.sound(found, frame::Kind::Ring);
+        let ring = sound.and_then(|value| Ring::decode(&value, version));
+        ring.unwrap_or_else(|| Ring::lost(slots.entry(slot.index), version, existed))
     }
 
     /// Writes the ring; it has its new version only after another read.
-    fn write_ring(&self, store: &dyn SharedStore, slot: Slot, ring: &mut Ring) -> bool {
-        let value = self.tag(frame::Kind::Ring).seal(&ring.encode());
-        let key = format!("{}ring/{}", self.prefix, slot.index);
-        self.written(store.set(&key, &value, ring.expect()).is_ok())
+    fn write_ring(&self, store: &dyn SharedStore, slot: Slot, ring: &Ring) -> bool {
+        let mut value = ring.encode();
+        self.tag(frame::Kind::Ring).seal(&mut value);
+        self.written(
+            store
+                .set(&self.ring_key(slot), &value, ring.expect())
+                .is_ok(),
+        )
     }
 
-    /// The body of a value, empty when there is none that can be used, and its version.
-    fn open(
+    fn page(&self, store: &dyn SharedStore, number: u64) -> Page {
+        let found = store.get(&self.page_key(number));
+        let (sound, version) = self.sound(found, frame::Kind::Page);
+        Page::new(sound, version)
+    }
+
+    fn write_page(&self, store: &dyn SharedStore, number: u64, page: &mut Page) -> bool {
+        self.tag(frame::Kind::Page).seal(page.value());
+        let expect = page.expect();
+        self.written(
+            store
+                .set(&self.page_key(number), page.value(), expect)
+                .is_ok(),
+        )
+    }
+
+    fn ring_key(&self, slot: Slot) -> String {
+        self.numbered("ring/", slot.index.into())
+    }
+
+    fn page_key(&self, number: u64) -> String {
+        self.numbered("page/", number)
+    }
+
+    /// A key, without the cost of formatting.
+    fn numbered(&self, kind: &str, number: u64) -> String {
+        let mut key = String::with_capacity(self.prefix.len().saturating_add(24));
+        key.push_str(&self.prefix);
+        key.push_str(kind);
+        let mut digits = [0u8; 20];
+        let (mut rest, mut start) = (number, digits.len());
+        for (place, digit) in digits.iter_mut().enumerate().rev() {
+            *digit = b'0'.wrapping_add((rest % 10) as u8);
+            (rest, start) = (rest / 10, place);
+            if rest == 0 {
+                break;
+            }
+        }
+        key.extend(
+            digits
+                .get(start..)
+                .unwrap_or_default()
+                .iter()
+                .map(|digit| char::from(*digit)),
+        );
+        key
+    }
+
+    /// A value that can be used, and its version.
+    fn sound(
         &self,
         found: Option<crate::store::Versioned>,
         kind: frame::Kind,
-    ) -> (Vec<u8>, Option<u32>) {
+    ) -> (Option<Vec<u8>>, Option<u32>) {
         let Some(found) = found else {
-            return (Vec::new(), None);
+            return (None, None);
         };
         let version = Some(found.version);
-        match self.tag(kind).open(found.bytes) {
-            Some(body) => (body, version),
-            None => {
-                self.count(|stats| &mut stats.junk_pages);
-                (Vec::new(), version)
-            }
+        if self.tag(kind).is_sound(&found.bytes) {
+            return (Some(found.bytes), version);
         }
+        self.count(|stats| &mut stats.junk_pages);
+        (None, version)
     }
 
     fn tag(&self, kind: frame::Kind) -> Tag {
@@ -233,9 +289,13 @@ impl Table {
     }
 
     fn count(&self, which: impl Fn(&mut Stats) -> &mut u64) {
+        self.count_many(which, 1);
+    }
+
+    fn count_many(&self, which: impl Fn(&mut Stats) -> &mut u64, n: u64) {
         let mut stats = self.stats.get();
         let counter = which(&mut stats);
-        *counter = counter.saturating_add(1);
+        *counter = counter.saturating_add(n);
         self.stats.set(stats);
     }
 }

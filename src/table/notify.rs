@@ -1,27 +1,19 @@
-//! Storing a prompt for a pod, and taking that back.
+//! Storing a prompt for a pod.
 //!
 //! Order of writes, so that a worker that dies between any two leaves the counts too high, never
 //! too low: charge the ring, raise the watermark if that evicted, write the pages (a full page's
 //! mark before what went elsewhere), give back to the ring what moved or was not written.
 //! Cost: a `get` and two `set`s of the ring, a `set` per changed page, one page swept.
 
-use super::frame::Kind;
 use super::page::{Insert, Page, Pair};
-use super::place::{self, STRIDES};
+use super::place::{self, LEVELS, STRIDE};
 use super::query::{Pages, Query};
 use super::ring::{self, Place, Ring};
 use super::slots::{Slot, Slots};
+use super::undo::Receipt;
 use super::{Table, TRIES};
 use crate::chunk::ChunkHash;
 use crate::store::SharedStore;
-
-/// What a notify inserted, to be taken back if the pod did no work.
-#[derive(Debug)]
-pub struct Receipt {
-    slot: Slot,
-    /// Position in the prompt and epoch of each chunk that was new.
-    inserted: Vec<(u32, u32)>,
-}
 
 /// What a notify did.
 #[derive(Debug)]
@@ -44,12 +36,16 @@ struct Task {
     place: Place,
 }
 
-/// What became of the tasks.
+/// What became of the tasks so far.
 #[derive(Debug, Default)]
 struct Outcome {
+    /// Position and epoch of each chunk that was new.
     inserted: Vec<(u32, u32)>,
+    /// Epochs that have a chunk less than the ring counts.
     give_back: Vec<u32>,
-    lost: Vec<usize>,
+    /// First position that could not be stored.
+    lost: Option<usize>,
+    /// Given up after too many conflicts.
     dropped: bool,
 }
 
@@ -78,12 +74,8 @@ impl Table {
         let capacity = capacity.min(self.geometry.max_capacity_chunks);
         let chain = chain.get(..capacity as usize).unwrap_or(chain);
         let Query { slots, pages, .. } = query;
-        let receipt = Receipt {
-            slot,
-            inserted: Vec::new(),
-        };
         let mut notified = Notified {
-            receipt,
+            receipt: Receipt::empty(slot),
             stored: 0,
             evicted: 0,
             dropped: false,
@@ -106,20 +98,23 @@ impl Table {
             notified.dropped = true;
             return notified;
         };
-        let stored = places.len();
-        for (number, places) in places.chunks(first_stride()).enumerate() {
-            let first = number.saturating_mul(first_stride());
-            let tasks: Vec<Task> = places
-                .iter()
-                .zip(chain.iter().skip(first))
-                .enumerate()
-                .map(|(i, (place, hash))| Task {
-                    at: first.saturating_add(i),
-                    hash: hash.0,
-                    place: *place,
-                })
-                .collect();
-            work.write(0, tasks);
+        let mut tasks = Vec::with_capacity(STRIDE);
+        for (number, places) in places.chunks(STRIDE).enumerate() {
+            let first = number.wrapping_mul(STRIDE);
+            let hashes = chain.get(first..).unwrap_or_default();
+            tasks.clear();
+            tasks.extend(
+                places
+                    .iter()
+                    .zip(hashes)
+                    .enumerate()
+                    .map(|(i, (place, hash))| Task {
+                        at: first.wrapping_add(i),
+                        hash: hash.0,
+                        place: *place,
+                    }),
+            );
+            work.write(0, &tasks);
         }
         let Outcome {
             inserted,
@@ -132,96 +127,28 @@ impl Table {
         }
         self.give_back(store, slot, &work.slots, &give_back);
         self.sweep(store, &work.slots);
-        let stored = lost.iter().min().copied().unwrap_or(stored);
+        notified.stored = u32::try_from(lost.unwrap_or(places.len())).unwrap_or(u32::MAX);
         notified.receipt.inserted = inserted;
-        notified.stored = u32::try_from(stored).unwrap_or(u32::MAX);
         notified.evicted = evicted;
         notified.dropped = dropped;
         notified
     }
 
-    /// Takes a notify of `chain` back: removes what it inserted and nobody touched since.
-    pub fn undo(&self, store: &dyn SharedStore, chain: &[ChunkHash], receipt: Receipt) {
-        let Receipt { slot, inserted } = receipt;
-        let slots = self.slots(store);
-        if inserted.is_empty() || !slots.owns(slot) {
-            return;
-        }
-        let mut give_back = Vec::new();
-        for level in 0..STRIDES.len() {
-            let mut by_page: Vec<(u64, u64, u32)> = inserted
-                .iter()
-                .filter_map(|(at, epoch)| {
-                    let at = *at as usize;
-                    Some((
-                        place::page(chain, at, level, self.pages)?,
-                        chain.get(at)?.0,
-                        *epoch,
-                    ))
-                })
-                .collect();
-            by_page.sort_unstable();
-            let mut overflowed = false;
-            for group in by_page.chunk_by(|a, b| a.0 == b.0) {
-                overflowed |= self.remove(store, slot, group, &mut give_back);
-            }
-            if !overflowed {
-                break;
-            }
-        }
-        self.give_back(store, slot, &slots, &give_back);
-    }
-
-    /// Removes untouched chunks from one page; says whether others may be on a deeper level.
-    fn remove(
+    /// Takes chunks of these epochs out of the pod's counts.
+    pub(super) fn give_back(
         &self,
         store: &dyn SharedStore,
         slot: Slot,
-        group: &[(u64, u64, u32)],
-        give_back: &mut Vec<u32>,
-    ) -> bool {
-        let Some((number, ..)) = group.first() else {
-            return false;
-        };
-        for _ in 0..TRIES {
-            let mut page = self.page(store, *number);
-            let goes = |hash: u64, pair: Pair| {
-                let listed = group.binary_search_by_key(&hash, |(_, hash, _)| *hash);
-                let epoch = listed
-                    .ok()
-                    .and_then(|at| group.get(at))
-                    .map(|(_, _, epoch)| *epoch);
-                pair.slot == slot.index && !pair.touched && Some(pair.epoch) == epoch
-            };
-            let gone: Vec<u32> = group
-                .iter()
-                .filter_map(|(_, hash, _)| {
-                    let (_, pair) = page.pair_of(*hash, slot.index)?;
-                    goes(*hash, pair).then_some(pair.epoch)
-                })
-                .collect();
-            let overflowed = page.overflowed();
-            if gone.is_empty() {
-                return overflowed;
-            }
-            page.rewrite(|hash, pair| !goes(hash, pair), &[]);
-            if self.write_page(store, *number, &page) {
-                give_back.extend(gone);
-                return overflowed;
-            }
-        }
-        self.count(|stats| &mut stats.dropped_notifies);
-        false
-    }
-
-    fn give_back(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots, epochs: &[u32]) {
+        slots: &Slots,
+        epochs: &[u32],
+    ) {
         if epochs.is_empty() {
             return;
         }
         for _ in 0..TRIES {
             let mut ring = self.ring(store, slot, slots);
             ring.give_back(epochs);
-            if self.write_ring(store, slot, &mut ring) {
+            if self.write_ring(store, slot, &ring) {
                 return;
             }
         }
@@ -244,43 +171,29 @@ impl Table {
             .all_pairs()
             .any(|pair| !slots.is_alive(pair.slot, pair.epoch))
         {
-            page.rewrite(|_, pair| slots.is_alive(pair.slot, pair.epoch), &[]);
-            let _ = self.write_page(store, number, &page);
+            page.retain(|_, pair| slots.is_alive(pair.slot, pair.epoch));
+            let _ = self.write_page(store, number, &mut page);
         }
     }
-
-    fn write_page(&self, store: &dyn SharedStore, number: u64, page: &Page) -> bool {
-        let value = self.tag(Kind::Page).seal(page.body());
-        self.written(
-            store
-                .set(&self.page_key(number), &value, page.expect())
-                .is_ok(),
-        )
-    }
-}
-
-fn first_stride() -> usize {
-    STRIDES.first().copied().unwrap_or(1)
 }
 
 impl Work<'_> {
     /// Charges the ring and raises the watermark. `None`: the pod was forgotten meanwhile, or
     /// other workers were first too often.
     fn charge(&mut self, capacity: u32) -> Option<(Vec<Place>, u32)> {
-        let existing: Vec<Option<u32>> =
-            (0..self.chain.len()).map(|at| self.existing(at)).collect();
+        let existing = self.existing();
         for _ in 0..TRIES {
             let mut ring = self.table.ring(self.store, self.slot, &self.slots);
             let seen = self.slots.entry(self.slot.index);
             if ring.generation != seen.generation {
                 // Forgotten since the query; or a forget that died half-way, or a ring that was
                 // junk: complete it. What a notify saw before that is void.
-                self.table.write_ring(self.store, self.slot, &mut ring);
+                self.table.write_ring(self.store, self.slot, &ring);
                 self.table.raise(self.store, self.slot, &ring);
                 return None;
             }
             let (places, evicted) = ring.charge(&existing, capacity);
-            if self.table.write_ring(self.store, self.slot, &mut ring) {
+            if self.table.write_ring(self.store, self.slot, &ring) {
                 self.raise(&ring, seen.watermark);
                 return Some((places, evicted));
             }
@@ -295,17 +208,41 @@ impl Work<'_> {
         }
     }
 
-    /// The live epoch in which the pod has a chunk.
-    fn existing(&mut self, at: usize) -> Option<u32> {
+    /// For each chunk the live epoch in which the pod has it.
+    fn existing(&mut self) -> Vec<Option<u32>> {
+        let mut existing = Vec::with_capacity(self.chain.len());
+        for first in (0..self.chain.len()).step_by(STRIDE) {
+            let number = place::page(self.chain, first, 0, self.table.pages).unwrap_or(0);
+            let page = self.pages.get(self.table, self.store, number);
+            let overflowed = page.overflowed();
+            let stride = self.chain.get(first..).unwrap_or_default();
+            for hash in stride.iter().take(STRIDE) {
+                let found = page.pair_of(hash.0, self.slot.index);
+                let alive = found.filter(|(_, pair)| self.slots.is_alive(pair.slot, pair.epoch));
+                existing.push(alive.map(|(_, pair)| pair.epoch));
+            }
+            if overflowed {
+                for (i, place) in existing.iter_mut().enumerate().skip(first) {
+                    if place.is_none() {
+                        *place = self.further(0, i);
+                    }
+                }
+            }
+        }
+        existing
+    }
+
+    /// The live epoch in which the pod has a chunk on a level deeper than `level`, whose page is
+    /// marked.
+    fn further(&mut self, level: usize, at: usize) -> Option<u32> {
         let hash = self.chain.get(at)?.0;
-        for level in 0..STRIDES.len() {
-            let number = place::page(self.chain, at, level, self.table.pages)?;
+        for deeper in level.saturating_add(1)..LEVELS {
+            let number = place::page(self.chain, at, deeper, self.table.pages)?;
             let page = self.pages.get(self.table, self.store, number);
             if let Some((_, pair)) = page.pair_of(hash, self.slot.index) {
-                return self
-                    .slots
-                    .is_alive(pair.slot, pair.epoch)
-                    .then_some(pair.epoch);
+                if self.slots.is_alive(pair.slot, pair.epoch) {
+                    return Some(pair.epoch);
+                }
             }
             if !page.overflowed() {
                 return None;
@@ -315,56 +252,53 @@ impl Work<'_> {
     }
 
     /// Writes tasks that share a page of this level; what has no room there goes on to the next.
-    fn write(&mut self, level: usize, tasks: Vec<Task>) {
+    fn write(&mut self, level: usize, tasks: &[Task]) {
         let Some(first) = tasks.first() else { return };
         let Some(number) = place::page(self.chain, first.at, level, self.table.pages) else {
-            for task in tasks {
-                self.lose(task);
-                self.table.count(|stats| &mut stats.dropped_chunks);
-            }
+            tasks.iter().for_each(|task| self.lose(task));
+            self.table
+                .count_many(|stats| &mut stats.dropped_chunks, tasks.len() as u64);
             return;
         };
         for _ in 0..TRIES {
-            let attempt = self.attempt(level, number, &tasks);
-            if !attempt.changed || self.table.write_page(self.store, number, &attempt.page) {
-                // The version is stale now; whoever needs the page reads it again.
-                self.pages.drop(number);
-                self.outcome.inserted.extend(attempt.inserted);
-                self.outcome.give_back.extend(attempt.give_back);
-                let next = STRIDES.get(level.saturating_add(1)).copied().unwrap_or(1);
-                for group in attempt
-                    .further
-                    .chunk_by(|a, b| a.at.checked_div(next) == b.at.checked_div(next))
-                {
-                    self.write(level.saturating_add(1), group.to_vec());
+            let (inserted, given) = (self.outcome.inserted.len(), self.outcome.give_back.len());
+            let attempt = self.attempt(level, number, tasks);
+            let written = match attempt.page {
+                Some(mut page) => self.table.write_page(self.store, number, &mut page),
+                None => true,
+            };
+            if written {
+                let next = place::stride(level.saturating_add(1));
+                let together = |a: &Task, b: &Task| a.at / next.max(1) == b.at / next.max(1);
+                for group in attempt.further.chunk_by(together) {
+                    self.write(level.saturating_add(1), group);
                 }
                 return;
             }
-            self.pages.drop(number);
+            self.outcome.inserted.truncate(inserted);
+            self.outcome.give_back.truncate(given);
         }
         self.outcome.dropped = true;
-        tasks.into_iter().for_each(|task| self.lose(task));
+        tasks.iter().for_each(|task| self.lose(task));
     }
 
-    fn lose(&mut self, task: Task) {
-        self.outcome.lost.push(task.at);
+    fn lose(&mut self, task: &Task) {
+        let lost = self.outcome.lost.map_or(task.at, |at| at.min(task.at));
+        self.outcome.lost = Some(lost);
         if let Place::Epoch(epoch) = task.place {
             self.outcome.give_back.push(epoch);
         }
     }
 
-    /// Applies tasks to a copy of the page.
+    /// Applies tasks to the page.
     fn attempt(&mut self, level: usize, number: u64, tasks: &[Task]) -> Attempt {
         let slot = self.slot.index;
-        let mut page = self.pages.get(self.table, self.store, number).clone();
-        let mut attempt = Attempt {
-            changed: false,
-            inserted: Vec::new(),
-            give_back: Vec::new(),
-            further: Vec::new(),
-            page: Page::new(Vec::new(), None),
-        };
-        let mut inserts: Vec<(Task, Insert)> = Vec::new();
+        let mut changed = false;
+        let mut inserts: Vec<Insert> = Vec::new();
+        let mut new: Vec<Task> = Vec::new();
+        let mut further: Vec<Task> = Vec::new();
+        let mut page = self.pages.take(self.table, self.store, number);
+        let overflowed = page.overflowed();
         for task in tasks {
             let epoch = task.place.epoch();
             let found = page.pair_of(task.hash, slot);
@@ -372,7 +306,7 @@ impl Work<'_> {
                 Some((at, pair)) if ring::is_alive(pair.epoch, epoch) => {
                     // In this epoch or a later one: another notify had it before us.
                     if let Place::Epoch(epoch) = task.place {
-                        attempt.give_back.push(epoch);
+                        self.outcome.give_back.push(epoch);
                     }
                     if !pair.touched {
                         page.set_pair(
@@ -382,11 +316,11 @@ impl Work<'_> {
                                 ..pair
                             },
                         );
-                        attempt.changed = true;
+                        changed = true;
                     }
                 }
                 Some((at, pair)) => {
-                    attempt.give_back.push(pair.epoch);
+                    self.outcome.give_back.push(pair.epoch);
                     page.set_pair(
                         at,
                         Pair {
@@ -395,74 +329,72 @@ impl Work<'_> {
                             epoch,
                         },
                     );
-                    attempt.changed = true;
+                    changed = true;
                 }
-                None if page.overflowed() && self.is_further(level, task) => {
-                    attempt.further.push(*task);
+                None if overflowed && self.further(level, task.at).is_some() => {
+                    further.push(*task);
                 }
                 // It was there when the ring was charged, so nothing was charged for it.
                 None if matches!(task.place, Place::Touch(_)) => {}
                 None => {
-                    let pair = Pair {
-                        slot,
-                        touched: false,
-                        epoch,
-                    };
-                    inserts.push((
-                        *task,
-                        Insert {
-                            hash: task.hash,
-                            pair,
+                    inserts.push(Insert {
+                        hash: task.hash,
+                        pair: Pair {
+                            slot,
+                            touched: false,
+                            epoch,
                         },
-                    ));
+                    });
+                    new.push(*task);
                 }
             }
         }
         if !inserts.is_empty() {
-            let new: Vec<Insert> = inserts.iter().map(|(_, insert)| *insert).collect();
-            let slots = &self.slots;
-            let taken = page.rewrite(|_, pair| slots.is_alive(pair.slot, pair.epoch), &new);
-            attempt.changed = true;
-            for (i, (task, insert)) in inserts.into_iter().enumerate() {
+            changed = true;
+            let taken = self.insert(&mut page, &inserts);
+            for (i, task) in new.into_iter().enumerate() {
                 if i < taken {
                     let at = u32::try_from(task.at).unwrap_or(u32::MAX);
-                    attempt.inserted.push((at, insert.pair.epoch));
+                    self.outcome.inserted.push((at, task.place.epoch()));
                 } else {
                     page.set_overflowed();
-                    let order = attempt.further.partition_point(|other| other.at < task.at);
-                    attempt.further.insert(order, task);
+                    let order = further.partition_point(|other| other.at < task.at);
+                    further.insert(order, task);
                 }
             }
         }
-        attempt.page = page;
-        attempt
+        Attempt {
+            page: changed.then_some(page),
+            further,
+        }
     }
 
-    /// Whether the pod has the chunk on a deeper level.
-    fn is_further(&mut self, level: usize, task: &Task) -> bool {
-        for deeper in level.saturating_add(1)..STRIDES.len() {
-            let Some(number) = place::page(self.chain, task.at, deeper, self.table.pages) else {
-                return false;
-            };
-            let page = self.pages.get(self.table, self.store, number);
-            if let Some((_, pair)) = page.pair_of(task.hash, self.slot.index) {
-                if self.slots.is_alive(pair.slot, pair.epoch) {
-                    return true;
-                }
-            }
-            if !page.overflowed() {
-                return false;
+    /// Inserts as many as there is room for, in their order; dead chunks make room.
+    fn insert(&self, page: &mut Page, inserts: &[Insert]) -> usize {
+        // A dead pair of the same pod must go before a live one comes.
+        let slot = self.slot.index;
+        let dead = |insert: &Insert| page.pair_of(insert.hash, slot).is_some();
+        if !inserts.iter().any(dead) && page.insert(inserts) {
+            return inserts.len();
+        }
+        page.retain(|_, pair| self.slots.is_alive(pair.slot, pair.epoch));
+        let (mut taken, mut most) = (0usize, inserts.len());
+        while taken < inserts.len() && most > 0 {
+            let end = taken.saturating_add(most).min(inserts.len());
+            if page.insert(inserts.get(taken..end).unwrap_or_default()) {
+                taken = end;
+            } else {
+                most /= 2;
             }
         }
-        false
+        taken
     }
 }
 
-/// A page as it would be after the tasks, and what that would mean.
+/// What tasks came to.
 struct Attempt {
-    page: Page,
-    changed: bool,
-    inserted: Vec<(u32, u32)>,
-    give_back: Vec<u32>,
+    /// The page to be written, if it changed.
+    page: Option<Page>,
+    /// Tasks for the next level, in the order of the prompt.
     further: Vec<Task>,
 }

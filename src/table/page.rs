@@ -1,17 +1,18 @@
 //! A page: chunk hashes in order, each with the (slot, epoch) pairs of the pods that hold it.
 //!
-//! Body: u32 number of hashes, u32 flags, then the hashes (u64, sorted), the end of each one's
-//! pairs (u16, in pairs), the pairs (u32: slot 8 bits, touched 1, epoch 23). Looked up in place,
-//! without decoding. Invariants: a hash stands once and has at least one pair; a slot stands once
-//! behind a hash; the sealed page is at most [`PAGE_BYTES`].
-//! Cost: a lookup is a binary search; an insert rewrites the page once for all its new chunks.
+//! Behind the frame: u32 number of hashes, u32 flags, then the hashes (u64, sorted), the end of
+//! each one's pairs (u16, in pairs), the pairs (u32: slot 8 bits, touched 1, epoch 23). Read and
+//! changed in place. Invariants: a hash stands once and has at least one pair; a slot stands once
+//! behind a hash; the value is at most [`PAGE_BYTES`].
+//! Cost: hashes are uniform, so a lookup starts where the hash should be and is there after a few
+//! steps; an insert copies the page once for all its new chunks.
 
 use super::frame::FRAME;
 use super::geometry::PAGE_BYTES;
 use super::ring::EPOCH_MASK;
 use crate::store::Expect;
 
-const HEAD: usize = 8;
+const HASHES: usize = FRAME + 8;
 const OVERFLOWED: u32 = 1;
 const TOUCHED: u32 = 1 << 23;
 /// Bytes that a new hash takes besides its pairs, and a pair.
@@ -52,22 +53,23 @@ pub(super) struct Insert {
 /// A page as read, perhaps changed since.
 #[derive(Debug, Clone)]
 pub(super) struct Page {
-    body: Vec<u8>,
+    value: Vec<u8>,
     hashes: usize,
     version: Option<u32>,
 }
 
 impl Page {
-    pub fn new(body: Vec<u8>, version: Option<u32>) -> Self {
+    /// A value that was found sound; any other is an empty page.
+    pub fn new(sound: Option<Vec<u8>>, version: Option<u32>) -> Self {
         let mut page = Self {
-            body,
+            value: sound.unwrap_or_default(),
             hashes: 0,
             version,
         };
-        if page.body.len() < HEAD {
-            page.body = vec![0; HEAD];
+        if page.value.len() < HASHES {
+            page.value = vec![0; HASHES];
         }
-        page.hashes = page.word(0) as usize;
+        page.hashes = page.word(FRAME) as usize;
         page
     }
 
@@ -75,126 +77,146 @@ impl Page {
         self.version.map_or(Expect::Absent, Expect::Version)
     }
 
-    pub fn body(&self) -> &[u8] {
-        &self.body
+    /// The value, to be sealed.
+    pub fn value(&mut self) -> &mut [u8] {
+        &mut self.value
     }
 
     pub fn overflowed(&self) -> bool {
-        self.word(4) & OVERFLOWED != 0
+        self.word(FRAME + 4) & OVERFLOWED != 0
     }
 
     /// From now on readers that miss here look further.
     pub fn set_overflowed(&mut self) {
-        let flags = self.word(4) | OVERFLOWED;
-        self.set_word(4, flags);
+        let flags = self.word(FRAME + 4) | OVERFLOWED;
+        self.set_word(FRAME + 4, flags);
     }
 
     /// Position of a hash.
     pub fn find(&self, hash: u64) -> Option<usize> {
-        let (mut low, mut high) = (0usize, self.hashes);
-        while low < high {
-            let middle = low.wrapping_add(high) >> 1;
-            match self.hash(middle).cmp(&hash) {
-                core::cmp::Ordering::Less => low = middle.wrapping_add(1),
-                core::cmp::Ordering::Greater => high = middle,
-                core::cmp::Ordering::Equal => return Some(middle),
-            }
+        self.search(hash).ok()
+    }
+
+    /// Position of a hash, or where it would stand.
+    fn search(&self, hash: u64) -> Result<usize, usize> {
+        let hashes = self.value.get(HASHES..).unwrap_or_default();
+        let hashes = hashes
+            .get(..self.hashes.wrapping_mul(8))
+            .unwrap_or_default();
+        let at = |i: usize| {
+            let bytes = hashes
+                .get(i.wrapping_mul(8)..)
+                .and_then(<[u8]>::first_chunk::<8>);
+            bytes.map(|bytes| u64::from_le_bytes(*bytes))
+        };
+        let mut i = ((hash >> 32).wrapping_mul(self.hashes as u64) >> 32) as usize;
+        while at(i).is_some_and(|found| found < hash) {
+            i = i.wrapping_add(1);
         }
-        None
+        while let Some(found) = i.checked_sub(1).and_then(at) {
+            if found < hash {
+                break;
+            }
+            i = i.wrapping_sub(1);
+        }
+        if at(i) == Some(hash) {
+            Ok(i)
+        } else {
+            Err(i)
+        }
     }
 
     /// The pairs behind a position, as stored: equal bytes are equal pairs.
     pub fn raw_pairs(&self, at: usize) -> &[u8] {
         let (start, end) = self.pair_range(at);
-        let base = self.pairs_offset();
-        let byte = |pair: usize| base.wrapping_add(pair.wrapping_mul(PAIR_COST));
-        self.body.get(byte(start)..byte(end)).unwrap_or(&[])
+        self.value
+            .get(self.pair_offset(start)..self.pair_offset(end))
+            .unwrap_or_default()
     }
 
     /// The pod's pair behind a hash, and where it is.
     pub fn pair_of(&self, hash: u64, slot: u8) -> Option<(usize, Pair)> {
-        let found = self.find(hash)?;
-        let (start, _) = self.pair_range(found);
-        let pairs = pairs(self.raw_pairs(found));
-        let (at, pair) = pairs.enumerate().find(|(_, pair)| pair.slot == slot)?;
-        Some((start.wrapping_add(at), pair))
+        self.pair_at(self.find(hash)?, slot)
+    }
+
+    /// The pod's pair behind a position, and where it is.
+    pub fn pair_at(&self, position: usize, slot: u8) -> Option<(usize, Pair)> {
+        let mut found = pairs(self.raw_pairs(position)).enumerate();
+        let (at, pair) = found.find(|(_, pair)| pair.slot == slot)?;
+        Some((self.pair_range(position).0.wrapping_add(at), pair))
     }
 
     /// Overwrites the pair at a place that [`Page::pair_of`] gave.
     pub fn set_pair(&mut self, at: usize, pair: Pair) {
-        let offset = self.pairs_offset().wrapping_add(at.wrapping_mul(PAIR_COST));
-        self.set_word(offset, pair.encode());
+        self.set_word(self.pair_offset(at), pair.encode());
     }
 
-    /// Rewrites the page: pairs that `keep` refuses go, `inserts` come, in their order as far as
-    /// there is room. Returns how many came in.
-    pub fn rewrite(&mut self, keep: impl Fn(u64, Pair) -> bool, inserts: &[Insert]) -> usize {
-        let kept = |at: usize| {
-            let hash = self.hash(at);
-            let kept = pairs(self.raw_pairs(at))
-                .filter(|pair| keep(hash, *pair))
-                .count();
-            (hash, kept)
-        };
-        let mut size = FRAME.saturating_add(HEAD);
-        for (_, kept) in (0..self.hashes).map(kept).filter(|(_, kept)| *kept > 0) {
-            size = size
-                .saturating_add(HASH_COST)
-                .saturating_add(kept.saturating_mul(PAIR_COST));
-        }
+    /// Adds all `inserts` if there is room for them; else changes nothing.
+    #[must_use]
+    pub fn insert(&mut self, inserts: &[Insert]) -> bool {
         let mut new: Vec<Insert> = Vec::with_capacity(inserts.len());
         for insert in inserts {
-            let known = self.find(insert.hash).is_some_and(|at| kept(at).1 > 0);
-            let hash = if known { 0 } else { HASH_COST };
-            size = size.saturating_add(hash).saturating_add(PAIR_COST);
-            if size > PAGE_BYTES {
-                break;
-            }
             new.insert(
                 new.partition_point(|other| other.hash < insert.hash),
                 *insert,
             );
         }
-        let taken = new.len();
-        let mut merged = Merged::with_capacity(self.hashes.saturating_add(taken));
-        let mut new = new.into_iter().peekable();
+        let most = new.len().saturating_mul(HASH_COST.wrapping_add(PAIR_COST));
+        let mut merged = Merged::new(self, self.value.len().saturating_add(most));
+        for insert in &new {
+            merged.insert(*insert);
+        }
+        match merged.finish(self.word(FRAME + 4)) {
+            Some((value, hashes)) => {
+                self.value = value;
+                self.hashes = hashes;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Drops the pairs that `keep` refuses.
+    pub fn retain(&mut self, keep: impl Fn(u64, Pair) -> bool) {
+        let mut hashes = Vec::with_capacity(self.value.len());
+        let (mut ends, mut kept) = (Vec::new(), Vec::new());
         for at in 0..self.hashes {
             let hash = self.hash(at);
-            while let Some(insert) = new.next_if(|insert| insert.hash < hash) {
-                merged.push(insert.hash, insert.pair);
+            let before = kept.len();
+            for pair in pairs(self.raw_pairs(at)).filter(|pair| keep(hash, *pair)) {
+                kept.extend_from_slice(&pair.encode().to_le_bytes());
             }
-            let kept = pairs(self.raw_pairs(at)).filter(|pair| keep(hash, *pair));
-            kept.for_each(|pair| merged.push(hash, pair));
-            while let Some(insert) = new.next_if(|insert| insert.hash == hash) {
-                merged.push(hash, insert.pair);
+            if kept.len() > before {
+                hashes.extend_from_slice(&hash.to_le_bytes());
+                ends.extend_from_slice(&((kept.len() / PAIR_COST) as u16).to_le_bytes());
             }
         }
-        new.for_each(|insert| merged.push(insert.hash, insert.pair));
-        self.hashes = merged.ends.len() / 2;
-        self.body = merged.body(self.word(4));
-        taken
+        let flags = self.word(FRAME + 4);
+        self.hashes = hashes.len() / 8;
+        self.value = assemble(flags, &hashes, &ends, &kept);
     }
 
     /// The pairs behind all hashes.
     pub fn all_pairs(&self) -> impl Iterator<Item = Pair> + '_ {
-        pairs(self.body.get(self.pairs_offset()..).unwrap_or_default())
+        pairs(self.value.get(self.pair_offset(0)..).unwrap_or_default())
     }
 
-    fn pairs_offset(&self) -> usize {
-        HEAD.wrapping_add(self.hashes.wrapping_mul(HASH_COST))
+    fn pair_offset(&self, at: usize) -> usize {
+        let pairs = HASHES.wrapping_add(self.hashes.wrapping_mul(HASH_COST));
+        pairs.wrapping_add(at.wrapping_mul(PAIR_COST))
     }
 
     fn hash(&self, at: usize) -> u64 {
-        let offset = HEAD.wrapping_add(at.wrapping_mul(8));
-        let bytes = self.body.get(offset..).and_then(<[u8]>::first_chunk::<8>);
+        let bytes = self.value.get(HASHES.wrapping_add(at.wrapping_mul(8))..);
+        let bytes = bytes.and_then(<[u8]>::first_chunk::<8>);
         bytes.map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// First pair behind a position, and the one after the last.
     fn pair_range(&self, at: usize) -> (usize, usize) {
-        let ends = HEAD.wrapping_add(self.hashes.wrapping_mul(8));
+        let ends = HASHES.wrapping_add(self.hashes.wrapping_mul(8));
         let end = |at: usize| {
-            let bytes = self.body.get(ends.wrapping_add(at.wrapping_mul(2))..);
+            let bytes = self.value.get(ends.wrapping_add(at.wrapping_mul(2))..);
             let bytes = bytes.and_then(<[u8]>::first_chunk::<2>);
             bytes.map_or(0, |bytes| usize::from(u16::from_le_bytes(*bytes)))
         };
@@ -202,13 +224,13 @@ impl Page {
     }
 
     fn word(&self, offset: usize) -> u32 {
-        let bytes = self.body.get(offset..).and_then(<[u8]>::first_chunk::<4>);
+        let bytes = self.value.get(offset..).and_then(<[u8]>::first_chunk::<4>);
         bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
     }
 
     fn set_word(&mut self, offset: usize, word: u32) {
         let bytes = self
-            .body
+            .value
             .get_mut(offset..)
             .and_then(<[u8]>::first_chunk_mut::<4>);
         if let Some(bytes) = bytes {
@@ -219,7 +241,7 @@ impl Page {
     /// Panics unless every invariant of a page holds.
     #[cfg(test)]
     pub fn validate(&self) {
-        assert!(self.body.len() + FRAME <= PAGE_BYTES);
+        assert!(self.value.len() <= PAGE_BYTES);
         let hashes: Vec<u64> = (0..self.hashes).map(|at| self.hash(at)).collect();
         assert!(
             hashes.windows(2).all(|pair| pair[0] < pair[1]),
@@ -233,53 +255,11 @@ impl Page {
             slots.dedup();
             assert_eq!(slots.len(), count, "a slot twice behind one hash");
         }
-    }
-}
-
-/// The parts of a page that is being written, in the order of its hashes.
-struct Merged {
-    hashes: Vec<u8>,
-    ends: Vec<u8>,
-    pairs: Vec<u8>,
-    last: Option<u64>,
-}
-
-impl Merged {
-    fn with_capacity(hashes: usize) -> Self {
-        Self {
-            hashes: Vec::with_capacity(hashes.saturating_mul(8)),
-            ends: Vec::with_capacity(hashes.saturating_mul(2)),
-            pairs: Vec::with_capacity(hashes.saturating_mul(PAIR_COST)),
-            last: None,
-        }
-    }
-
-    fn push(&mut self, hash: u64, pair: Pair) {
-        if self.last == Some(hash) {
-            self.ends.truncate(self.ends.len().saturating_sub(2));
-        } else {
-            self.hashes.extend_from_slice(&hash.to_le_bytes());
-            self.last = Some(hash);
-        }
-        self.pairs.extend_from_slice(&pair.encode().to_le_bytes());
-        // A page has room for fewer than 65,536 pairs.
-        let end = (self.pairs.len() / PAIR_COST) as u16;
-        self.ends.extend_from_slice(&end.to_le_bytes());
-    }
-
-    fn body(self, flags: u32) -> Vec<u8> {
-        let hashes = (self.ends.len() / 2) as u32;
-        let parts = [&self.hashes, &self.ends, &self.pairs];
-        let size = parts
-            .iter()
-            .fold(HEAD, |sum, part| sum.saturating_add(part.len()));
-        let mut body = Vec::with_capacity(size);
-        body.extend_from_slice(&hashes.to_le_bytes());
-        body.extend_from_slice(&flags.to_le_bytes());
-        parts
-            .into_iter()
-            .for_each(|part| body.extend_from_slice(part));
-        body
+        let pairs = self
+            .hashes
+            .checked_sub(1)
+            .map_or(0, |last| self.pair_range(last).1);
+        assert_eq!(self.value.len(), self.pair_offset(pairs), "bytes left over");
     }
 }
 
@@ -287,4 +267,100 @@ impl Merged {
 pub(super) fn pairs(raw: &[u8]) -> impl Iterator<Item = Pair> + '_ {
     raw.chunks_exact(PAIR_COST)
         .map(|bytes| Pair::decode(bytes.try_into().map_or(0, u32::from_le_bytes)))
+}
+
+fn assemble(flags: u32, hashes: &[u8], ends: &[u8], pairs: &[u8]) -> Vec<u8> {
+    let parts = [hashes, ends, pairs];
+    let size = parts
+        .iter()
+        .fold(HASHES, |sum, part| sum.saturating_add(part.len()));
+    let mut value = Vec::with_capacity(size);
+    value.resize(FRAME, 0);
+    value.extend_from_slice(&((hashes.len() / 8) as u32).to_le_bytes());
+    value.extend_from_slice(&flags.to_le_bytes());
+    parts
+        .into_iter()
+        .for_each(|part| value.extend_from_slice(part));
+    value
+}
+
+/// A page that is being written: the old one with inserts, given in the order of their hashes.
+struct Merged<'a> {
+    old: &'a Page,
+    hashes: Vec<u8>,
+    ends: Vec<u8>,
+    pairs: Vec<u8>,
+    /// Old positions and old pairs copied so far.
+    copied: usize,
+    copied_pairs: usize,
+}
+
+impl<'a> Merged<'a> {
+    fn new(old: &'a Page, bytes: usize) -> Self {
+        let part = |share: usize| Vec::with_capacity(bytes.saturating_mul(share) / 14);
+        Self {
+            old,
+            hashes: part(8),
+            ends: part(2),
+            pairs: part(4),
+            copied: 0,
+            copied_pairs: 0,
+        }
+    }
+
+    fn insert(&mut self, insert: Insert) {
+        let position = self.old.search(insert.hash);
+        let (Ok(at) | Err(at)) = position;
+        if position.is_ok() {
+            // Behind the pairs that the hash has: its end moves by one more than the others'.
+            self.copy_to(at.wrapping_add(1));
+            self.ends.truncate(self.ends.len().saturating_sub(2));
+        } else {
+            self.copy_to(at);
+            self.hashes.extend_from_slice(&insert.hash.to_le_bytes());
+        }
+        self.pairs
+            .extend_from_slice(&insert.pair.encode().to_le_bytes());
+        // A page has room for fewer than 65,536 pairs.
+        let end = (self.pairs.len() / PAIR_COST) as u16;
+        self.ends.extend_from_slice(&end.to_le_bytes());
+    }
+
+    /// Copies the old positions up to one.
+    fn copy_to(&mut self, to: usize) {
+        let from = self.copied;
+        if to <= from {
+            return;
+        }
+        let byte = |at: usize| HASHES.wrapping_add(at.wrapping_mul(8));
+        let hashes = self.old.value.get(byte(from)..byte(to)).unwrap_or_default();
+        self.hashes.extend_from_slice(hashes);
+        let added = (self.pairs.len() / PAIR_COST).wrapping_sub(self.copied_pairs) as u16;
+        let byte = |at: usize| {
+            HASHES
+                .wrapping_add(self.old.hashes.wrapping_mul(8))
+                .wrapping_add(at.wrapping_mul(2))
+        };
+        let ends = self.old.value.get(byte(from)..byte(to)).unwrap_or_default();
+        for end in ends.chunks_exact(2) {
+            let end = end
+                .try_into()
+                .map_or(0, u16::from_le_bytes)
+                .wrapping_add(added);
+            self.ends.extend_from_slice(&end.to_le_bytes());
+        }
+        let last = self.old.pair_range(to.wrapping_sub(1)).1;
+        let range = self.old.pair_offset(self.copied_pairs)..self.old.pair_offset(last);
+        self.pairs
+            .extend_from_slice(self.old.value.get(range).unwrap_or_default());
+        self.copied = to;
+        self.copied_pairs = last;
+    }
+
+    /// The value and its number of hashes, if it is not too long for a page.
+    fn finish(mut self, flags: u32) -> Option<(Vec<u8>, usize)> {
+        self.copy_to(self.old.hashes);
+        let value = assemble(flags, &self.hashes, &self.ends, &self.pairs);
+        (value.len() <= PAGE_BYTES).then_some((value, self.hashes.len() / 8))
+    }
 }

@@ -2,13 +2,13 @@
 //!
 //! Cost: the slots and one page per 32 chunks, read from the head until no pod is left.
 
-use super::frame::Kind;
 use super::page::{pairs, Page};
-use super::place::{self, STRIDES};
+use super::place::{self, LEVELS, STRIDE};
 use super::slots::{Slot, Slots};
 use super::Table;
 use crate::chunk::ChunkHash;
 use crate::store::SharedStore;
+use core::hash::{BuildHasherDefault, Hasher};
 use hashbrown::HashMap;
 
 /// A set of slots.
@@ -34,6 +34,10 @@ impl Set {
         Self([f(a, e), f(b, g), f(c, h), f(d, i)])
     }
 
+    fn without(self, other: Self) -> Self {
+        self.combine(other, |a, b| a & !b)
+    }
+
     fn is_empty(&self) -> bool {
         self.0 == [0; 4]
     }
@@ -56,7 +60,7 @@ impl Query {
 
 /// Pages by number, as they were read.
 #[derive(Debug, Default)]
-pub(super) struct Pages(HashMap<u64, Page>);
+pub(super) struct Pages(HashMap<u64, Page, BuildHasherDefault<Spread>>);
 
 impl Pages {
     /// The page, read if it was not yet.
@@ -66,9 +70,52 @@ impl Pages {
             .or_insert_with(|| table.page(store, number))
     }
 
-    /// To be read again.
-    pub fn drop(&mut self, number: u64) {
-        self.0.remove(&number);
+    /// The page, for good: whoever needs it after that reads it again.
+    pub fn take(&mut self, table: &Table, store: &dyn SharedStore, number: u64) -> Page {
+        self.0
+            .remove(&number)
+            .unwrap_or_else(|| table.page(store, number))
+    }
+}
+
+/// Numbers of pages are spread already; one multiplication makes their high bits differ.
+#[derive(Debug, Default)]
+pub(super) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+/// Who holds chunks with these pairs; neighbours are mostly held by the same pods.
+struct Holders<'a> {
+    slots: &'a Slots,
+    raw: Vec<u8>,
+    live: Set,
+}
+
+impl Holders<'_> {
+    fn of(&mut self, raw: &[u8]) -> Set {
+        if self.raw != raw {
+            self.live = Set::default();
+            for pair in pairs(raw).filter(|pair| self.slots.is_alive(pair.slot, pair.epoch)) {
+                self.live.insert(pair.slot);
+            }
+            self.raw.clear();
+            self.raw.extend_from_slice(raw);
+        }
+        self.live
     }
 }
 
@@ -77,52 +124,52 @@ impl Table {
     pub fn query(&self, store: &dyn SharedStore, chain: &[ChunkHash], slots: &[Slot]) -> Query {
         let entries = self.slots(store);
         let mut pages = Pages::default();
+        let mut holders = Holders {
+            slots: &entries,
+            raw: Vec::new(),
+            live: Set::default(),
+        };
         let mut left = Set::default();
         slots
             .iter()
             .filter(|slot| entries.owns(**slot))
             .for_each(|slot| left.insert(slot.index));
         let mut matched = [0u32; 256];
-        let mut last: (Vec<u8>, Set) = (Vec::new(), Set::default());
-        for (at, hash) in chain.iter().enumerate() {
-            if left.is_empty() {
+        let mut at = 0usize;
+        while at < chain.len() && !left.is_empty() {
+            let Some(number) = place::page(chain, at, 0, self.pages) else {
                 break;
-            }
-            let mut present = Set::default();
-            for level in 0..STRIDES.len() {
-                let Some(number) = place::page(chain, at, level, self.pages) else {
-                    break;
-                };
-                let page = pages.get(self, store, number);
-                if let Some(found) = page.find(hash.0) {
-                    let raw = page.raw_pairs(found);
-                    // Neighbours are mostly held by the same pods since the same time.
-                    if last.0 != raw {
-                        let mut holders = Set::default();
-                        pairs(raw)
-                            .filter(|pair| entries.is_alive(pair.slot, pair.epoch))
-                            .for_each(|pair| holders.insert(pair.slot));
-                        last.0.clear();
-                        last.0.extend_from_slice(raw);
-                        last.1 = holders;
-                    }
-                    present = present.combine(last.1, |a, b| a | b);
-                }
-                let missing = left.combine(present, |left, present| left & !present);
-                if missing.is_empty() || !page.overflowed() {
+            };
+            let page = pages.get(self, store, number);
+            let overflowed = page.overflowed();
+            // The longest part of the stride for which this page alone tells who drops out.
+            let mut gone = Set::default();
+            let stride = chain.get(at..).unwrap_or_default();
+            let to_end = STRIDE.wrapping_sub(at & STRIDE.wrapping_sub(1));
+            for hash in stride.iter().take(to_end) {
+                let found = page
+                    .find(hash.0)
+                    .map(|found| holders.of(page.raw_pairs(found)));
+                gone = left.without(found.unwrap_or_default());
+                if !gone.is_empty() {
                     break;
                 }
+                at = at.wrapping_add(1);
             }
-            let gone = left.combine(present, |left, present| left & !present);
-            if !gone.is_empty() {
-                let depth = u32::try_from(at).unwrap_or(u32::MAX);
-                for slot in slots.iter().filter(|slot| gone.contains(slot.index)) {
-                    if let Some(matched) = matched.get_mut(slot.index()) {
-                        *matched = depth;
-                    }
+            if gone.is_empty() {
+                continue;
+            }
+            if overflowed {
+                gone = self.missing_further(store, chain, at, gone, &mut pages, &mut holders);
+            }
+            for slot in slots.iter().filter(|slot| gone.contains(slot.index)) {
+                if let Some(matched) = matched.get_mut(slot.index()) {
+                    *matched = u32::try_from(at).unwrap_or(u32::MAX);
                 }
-                left = left.combine(gone, |left, gone| left & !gone);
             }
+            left = left.without(gone);
+            // Those that are left have it, here or further down.
+            at = at.wrapping_add(1);
         }
         let all = u32::try_from(chain.len()).unwrap_or(u32::MAX);
         let of = |slot: &Slot| match left.contains(slot.index) {
@@ -139,32 +186,30 @@ impl Table {
         }
     }
 
-    pub(super) fn page(&self, store: &dyn SharedStore, number: u64) -> Page {
-        let found = store.get(&self.page_key(number));
-        let (body, version) = self.open(found, Kind::Page);
-        Page::new(body, version)
-    }
-
-    pub(super) fn page_key(&self, number: u64) -> String {
-        let mut key = String::with_capacity(self.prefix.len().saturating_add(16));
-        key.push_str(&self.prefix);
-        key.push_str("page/");
-        let mut digits = [0u8; 20];
-        let mut rest = number;
-        let mut start = digits.len();
-        for (place, digit) in digits.iter_mut().enumerate().rev() {
-            *digit = b'0'.wrapping_add((rest % 10) as u8);
-            rest /= 10;
-            start = place;
-            if rest == 0 {
+    /// Of the slots that miss a chunk on the first level, those that miss it on all.
+    fn missing_further(
+        &self,
+        store: &dyn SharedStore,
+        chain: &[ChunkHash],
+        at: usize,
+        mut missing: Set,
+        pages: &mut Pages,
+        holders: &mut Holders<'_>,
+    ) -> Set {
+        for level in 1..LEVELS {
+            let (Some(number), Some(hash)) =
+                (place::page(chain, at, level, self.pages), chain.get(at))
+            else {
+                break;
+            };
+            let page = pages.get(self, store, number);
+            if let Some(found) = page.find(hash.0) {
+                missing = missing.without(holders.of(page.raw_pairs(found)));
+            }
+            if missing.is_empty() || !page.overflowed() {
                 break;
             }
         }
-        digits
-            .get(start..)
-            .unwrap_or_default()
-            .iter()
-            .for_each(|digit| key.push(char::from(*digit)));
-        key
+        missing
     }
 }

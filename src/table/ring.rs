@@ -7,6 +7,7 @@
 //! C/16 chunks, so that this is the grain of an eviction; a pod under capacity loses nothing.
 //! Cost: 8 bytes a span, at most [`MAX_SPANS`] of them.
 
+use super::frame::FRAME;
 use super::slots::Entry;
 use crate::store::Expect;
 
@@ -82,20 +83,18 @@ impl Ring {
         }
     }
 
-    pub fn decode(body: &[u8], version: Option<u32>) -> Option<Self> {
-        let (generation, rest) = body.split_first_chunk::<4>()?;
-        let spans: Vec<Span> = rest
-            .chunks_exact(8)
-            .filter_map(|bytes| {
-                let (start, count) = bytes.split_first_chunk::<4>()?;
-                let count = count.first_chunk::<4>()?;
-                Some(Span {
-                    start: u32::from_le_bytes(*start) & EPOCH_MASK,
-                    count: u32::from_le_bytes(*count),
-                })
+    /// A sound value: generation, then start and count of each span.
+    pub fn decode(value: &[u8], version: Option<u32>) -> Option<Self> {
+        let (generation, rest) = value.get(FRAME..)?.split_first_chunk::<8>()?;
+        let span = |bytes: &[u8]| {
+            let both = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
+            Some(Span {
+                start: both as u32 & EPOCH_MASK,
+                count: (both >> 32) as u32,
             })
-            .collect();
-        let generation = u32::from_le_bytes(*generation);
+        };
+        let spans: Vec<Span> = rest.chunks_exact(8).filter_map(span).collect();
+        let generation = u64::from_le_bytes(*generation) as u32;
         (!spans.is_empty()).then_some(Self {
             generation,
             spans,
@@ -103,14 +102,17 @@ impl Ring {
         })
     }
 
+    /// The value, to be sealed.
     pub fn encode(&self) -> Vec<u8> {
-        let mut body = Vec::with_capacity(self.spans.len().saturating_mul(8).saturating_add(4));
-        body.extend_from_slice(&self.generation.to_le_bytes());
+        let size = self.spans.len().saturating_mul(8).saturating_add(FRAME + 8);
+        let mut value = Vec::with_capacity(size);
+        value.resize(FRAME, 0);
+        value.extend_from_slice(&u64::from(self.generation).to_le_bytes());
         for span in &self.spans {
-            body.extend_from_slice(&span.start.to_le_bytes());
-            body.extend_from_slice(&span.count.to_le_bytes());
+            let both = u64::from(span.start) | (u64::from(span.count) << 32);
+            value.extend_from_slice(&both.to_le_bytes());
         }
-        body
+        value
     }
 
     pub fn expect(&self) -> Expect {
@@ -230,14 +232,16 @@ impl Ring {
 
     /// Takes chunks of these epochs out of the counts. Dead epochs have no count any more.
     pub fn give_back(&mut self, epochs: &[u32]) {
-        for epoch in epochs {
+        // Neighbouring chunks mostly have one epoch.
+        for run in epochs.chunk_by(|a, b| a == b) {
+            let Some(epoch) = run.first() else { continue };
             let span = self
                 .spans
                 .iter_mut()
                 .rev()
                 .find(|span| is_alive(*epoch, span.start));
             if let Some(span) = span {
-                span.count = span.count.saturating_sub(1);
+                span.count = span.count.saturating_sub(run.len() as u32);
             }
         }
     }

@@ -1,11 +1,16 @@
 //! Who owns which slot, and from which epoch on its chunks count.
 //!
 //! Invariant: a watermark only ever rises, and an owner changes only together with a watermark
-//! above everything that the slot held. Cost: 16 bytes a slot; read by every query.
+//! above everything that the slot held. Cost: 16 bytes a slot, read in place; every query reads
+//! the value once.
 
+use super::frame::FRAME;
 use super::ring::{self, Ring};
 use crate::store::Expect;
 use twox_hash::XxHash64;
+
+/// Bytes of an entry: owner, watermark, generation.
+const ENTRY: usize = 16;
 
 /// A pod's place in the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +37,26 @@ pub(super) struct Entry {
     pub generation: u32,
 }
 
+impl Entry {
+    fn decode(bytes: &[u8; ENTRY]) -> Self {
+        let all = u128::from_le_bytes(*bytes);
+        Self {
+            owner: all as u64,
+            watermark: (all >> 64) as u32,
+            generation: (all >> 96) as u32,
+        }
+    }
+
+    fn encode(self) -> [u8; ENTRY] {
+        let (watermark, generation) = (u128::from(self.watermark), u128::from(self.generation));
+        (u128::from(self.owner) | (watermark << 64) | (generation << 96)).to_le_bytes()
+    }
+}
+
 /// All slots, as read.
 #[derive(Debug, Clone)]
 pub(super) struct Slots {
-    entries: Vec<Entry>,
+    value: Vec<u8>,
     version: Option<u32>,
 }
 
@@ -45,36 +66,19 @@ pub(super) fn owner(name: &str) -> u64 {
 }
 
 impl Slots {
-    pub fn decode(body: &[u8], version: Option<u32>, max_pods: u32) -> Self {
-        let mut entries: Vec<Entry> = body
-            .chunks_exact(16)
-            .map(|bytes| {
-                let word = |at: usize| {
-                    bytes
-                        .get(at..)
-                        .and_then(<[u8]>::first_chunk::<4>)
-                        .map_or(0, |b| u32::from_le_bytes(*b))
-                };
-                let owner = (u64::from(word(4)) << 32) | u64::from(word(0));
-                Entry {
-                    owner,
-                    watermark: word(8),
-                    generation: word(12),
-                }
-            })
-            .collect();
-        entries.resize(max_pods.min(256) as usize, Entry::default());
-        Self { entries, version }
+    /// A value that was found sound; any other is empty slots.
+    pub fn new(sound: Option<Vec<u8>>, version: Option<u32>, max_pods: u32) -> Self {
+        let size = (max_pods.min(256) as usize)
+            .saturating_mul(ENTRY)
+            .saturating_add(FRAME);
+        let mut value = sound.unwrap_or_default();
+        value.resize(size, 0);
+        Self { value, version }
     }
 
-    pub fn encode(&self) -> Vec<u8> {
-        let mut body = Vec::with_capacity(self.entries.len().saturating_mul(16));
-        for entry in &self.entries {
-            body.extend_from_slice(&entry.owner.to_le_bytes());
-            body.extend_from_slice(&entry.watermark.to_le_bytes());
-            body.extend_from_slice(&entry.generation.to_le_bytes());
-        }
-        body
+    /// The value, to be sealed.
+    pub fn value(&mut self) -> &mut [u8] {
+        &mut self.value
     }
 
     pub fn expect(&self) -> Expect {
@@ -82,10 +86,30 @@ impl Slots {
     }
 
     pub fn entry(&self, index: u8) -> Entry {
-        self.entries
-            .get(usize::from(index))
-            .copied()
-            .unwrap_or_default()
+        let at = usize::from(index).wrapping_mul(ENTRY).wrapping_add(FRAME);
+        let bytes = self.value.get(at..).and_then(<[u8]>::first_chunk::<ENTRY>);
+        bytes.map_or(Entry::default(), Entry::decode)
+    }
+
+    fn set(&mut self, index: u8, entry: Entry) {
+        let at = usize::from(index).wrapping_mul(ENTRY).wrapping_add(FRAME);
+        if let Some(bytes) = self
+            .value
+            .get_mut(at..)
+            .and_then(<[u8]>::first_chunk_mut::<ENTRY>)
+        {
+            *bytes = entry.encode();
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (u8, Entry)> + '_ {
+        let body = self.value.get(FRAME..).unwrap_or_default();
+        let entry = |bytes: &[u8]| bytes.first_chunk::<ENTRY>().map(Entry::decode);
+        // There are at most 256 entries.
+        body.chunks_exact(ENTRY)
+            .filter_map(entry)
+            .enumerate()
+            .map(|(i, entry)| (i as u8, entry))
     }
 
     pub fn owns(&self, slot: Slot) -> bool {
@@ -93,51 +117,45 @@ impl Slots {
     }
 
     pub fn find(&self, owner: u64) -> Option<Slot> {
-        let index = self.entries.iter().position(|entry| entry.owner == owner)?;
-        Some(Slot {
-            index: u8::try_from(index).ok()?,
-            owner,
-        })
+        let (index, _) = self.entries().find(|(_, entry)| entry.owner == owner)?;
+        Some(Slot { index, owner })
     }
 
     /// A slot that nobody owns, else one whose owner is not in `live`.
     pub fn vacant(&self, live: &[u64]) -> Option<u8> {
-        let free = self.entries.iter().position(|entry| entry.owner == 0);
-        let gone = || {
-            self.entries
-                .iter()
-                .position(|entry| !live.contains(&entry.owner))
-        };
-        free.or_else(gone)
-            .and_then(|index| u8::try_from(index).ok())
+        let free = self
+            .entries()
+            .find(|(_, entry)| entry.owner == 0)
+            .map(|(index, _)| index);
+        free.or_else(|| self.gone(live).map(|slot| slot.index))
     }
 
     /// A slot whose owner is not in `live`.
     pub fn gone(&self, live: &[u64]) -> Option<Slot> {
         let gone = |entry: &Entry| entry.owner != 0 && !live.contains(&entry.owner);
-        let index = self.entries.iter().position(gone)?;
+        let (index, entry) = self.entries().find(|(_, entry)| gone(entry))?;
         Some(Slot {
-            index: u8::try_from(index).ok()?,
-            owner: self.entries.get(index)?.owner,
+            index,
+            owner: entry.owner,
         })
     }
 
     /// Gives a slot to a pod, from where its emptied ring starts.
     pub fn give(&mut self, index: u8, owner: u64, ring: &Ring) {
-        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
-            *entry = Entry {
+        let (watermark, generation) = (ring.watermark(), ring.generation);
+        self.set(
+            index,
+            Entry {
                 owner,
-                watermark: ring.watermark(),
-                generation: ring.generation,
-            };
-        }
+                watermark,
+                generation,
+            },
+        );
     }
 
     /// Raises a watermark to the ring's; false if there was nothing to raise.
     pub fn raise(&mut self, slot: Slot, ring: &Ring) -> bool {
-        let Some(entry) = self.entries.get_mut(slot.index()) else {
-            return false;
-        };
+        let mut entry = self.entry(slot.index);
         let (watermark, generation) = (ring.watermark(), ring.generation);
         if ring::is_alive(entry.watermark, watermark) && entry.generation == generation {
             return false;
@@ -146,6 +164,7 @@ impl Slots {
             entry.watermark = watermark;
         }
         entry.generation = generation;
+        self.set(slot.index, entry);
         true
     }
 

@@ -7,8 +7,11 @@ use prefix_router::store::MemoryStore;
 use prefix_router::table::{Geometry, Slot, Table};
 use std::hint::black_box;
 
-const GEOMETRY: Geometry =
-    Geometry { chunk_bytes: 256, max_pods: 64, max_capacity_chunks: 32_768 };
+const GEOMETRY: Geometry = Geometry {
+    chunk_bytes: 256,
+    max_pods: 64,
+    max_capacity_chunks: 32_768,
+};
 
 fn chat(size: usize) -> Vec<u8> {
     let text = "some words of a prompt with a line break\\nnow and then ".repeat(46);
@@ -22,7 +25,9 @@ fn chat(size: usize) -> Vec<u8> {
 
 fn chain(seed: u64, length: u64) -> Vec<ChunkHash> {
     let step = |n: u64| seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(n + 1);
-    (0..length).map(|n| ChunkHash(step(n).wrapping_mul(0xD6E8_FEB8_6659_FD93))).collect()
+    (0..length)
+        .map(|n| ChunkHash(step(n).wrapping_mul(0xD6E8_FEB8_6659_FD93)))
+        .collect()
 }
 
 /// A table with `pods` pods that hold `chunks` chunks altogether.
@@ -30,8 +35,10 @@ fn filled(store: &MemoryStore, pods: usize, chunks: u64) -> (Table, Vec<Slot>) {
     let table = Table::new("bench", GEOMETRY, 0);
     let names: Vec<String> = (0..pods).map(|n| format!("vllm-{n}")).collect();
     let live: Vec<&str> = names.iter().map(String::as_str).collect();
-    let slots: Vec<Slot> =
-        live.iter().filter_map(|name| table.slot(store, name, &live)).collect();
+    let slots: Vec<Slot> = live
+        .iter()
+        .filter_map(|name| table.slot(store, name, &live))
+        .collect();
     for (n, slot) in (0..chunks / 400).zip(slots.iter().cycle()) {
         let prompt = chain(1_000_000 + n, 400);
         let query = table.query(store, &prompt, &slots);
@@ -54,7 +61,13 @@ fn prompts(c: &mut Criterion) {
 fn tables(c: &mut Criterion) {
     let mut group = c.benchmark_group("query and notify of 400 chunks");
     group.sample_size(30);
-    for (pods, chunks) in [(2, 1_000), (16, 1_000), (16, 131_072), (16, 500_000), (64, 500_000)] {
+    for (pods, chunks) in [
+        (2, 1_000),
+        (16, 1_000),
+        (16, 131_072),
+        (16, 500_000),
+        (64, 500_000),
+    ] {
         let store = MemoryStore::default();
         let (table, slots) = filled(&store, pods, chunks);
         let mut n = 0;

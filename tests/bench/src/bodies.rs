@@ -8,12 +8,14 @@ pub fn chats(size: usize, count: usize) -> Vec<Vec<u8>> {
 
 fn chat(size: usize, number: usize) -> Vec<u8> {
     let system = words(0, (size / 8).min(4096));
-    let mut body = format!(
-        r#"{{"model":"m","messages":[{{"role":"system","content":"{system}"}}"#
-    );
+    let mut body = format!(r#"{{"model":"m","messages":[{{"role":"system","content":"{system}"}}"#);
     let mut message = 0;
     while body.len() + 64 < size {
-        let role = if message % 2 == 0 { "user" } else { "assistant" };
+        let role = if message % 2 == 0 {
+            "user"
+        } else {
+            "assistant"
+        };
         let left = size - body.len() - 64;
         let text = words(1 + number * 10_000 + message, left.min(2500));
         body.push_str(&format!(r#",{{"role":"{role}","content":"{text}"}}"#));
@@ -32,7 +34,9 @@ fn words(seed: usize, length: usize) -> String {
     let mut state = seed as u64 ^ 0x9E37_79B9_7F4A_7C15;
     let mut text = String::with_capacity(length + 16);
     while text.len() < length {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         text.push_str(WORDS[(state >> 33) as usize % WORDS.len()]);
         text.push_str(if state >> 60 == 0 { "\\n" } else { " " });
     }

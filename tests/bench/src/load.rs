@@ -26,7 +26,9 @@ impl Measured {
     pub fn quantile_ms(&self, q: f64) -> f64 {
         let last = self.latencies.len().saturating_sub(1);
         let at = (last as f64 * q).round() as usize;
-        self.latencies.get(at).map_or(f64::NAN, |l| l.as_secs_f64() * 1e3)
+        self.latencies
+            .get(at)
+            .map_or(f64::NAN, |l| l.as_secs_f64() * 1e3)
     }
 }
 
@@ -102,15 +104,26 @@ fn read_answer(socket: &mut TcpStream, buffer: &mut [u8]) -> Result<()> {
         filled += read;
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut answer = httparse::Response::new(&mut headers);
-        let httparse::Status::Complete(head) = answer.parse(&buffer[..filled])? else { continue };
+        let httparse::Status::Complete(head) = answer.parse(&buffer[..filled])? else {
+            continue;
+        };
         if answer.code != Some(200) {
-            bail!("answer {:?}: {}", answer.code, String::from_utf8_lossy(&buffer[..filled]));
+            bail!(
+                "answer {:?}: {}",
+                answer.code,
+                String::from_utf8_lossy(&buffer[..filled])
+            );
         }
         let length = answer
             .headers
             .iter()
             .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-            .and_then(|header| std::str::from_utf8(header.value).ok()?.parse::<usize>().ok())
+            .and_then(|header| {
+                std::str::from_utf8(header.value)
+                    .ok()?
+                    .parse::<usize>()
+                    .ok()
+            })
             .context("an answer without content-length")?;
         while filled < head + length {
             let read = socket.read(&mut buffer[filled..])?;

@@ -61,8 +61,11 @@ async fn main() -> Result<()> {
     let pods = start_pods()?;
     let mut with = subject(&pods, &arguments, |bootstrap| bootstrap).await;
     let mut without = subject(&pods, &arguments, Bootstrap::without_filter).await;
-    let cases: Vec<Arc<Vec<Vec<u8>>>> =
-        arguments.sizes.iter().map(|size| Arc::new(requests(*size))).collect();
+    let cases: Vec<Arc<Vec<Vec<u8>>>> = arguments
+        .sizes
+        .iter()
+        .map(|size| Arc::new(requests(*size)))
+        .collect();
     let time = Duration::from_millis(arguments.millis);
     for round in 0..arguments.rounds {
         eprintln!("round {} of {}", round + 1, arguments.rounds);
@@ -84,7 +87,10 @@ async fn main() -> Result<()> {
 /// Bodies enough that a prompt does not come again at once; fewer of the large ones.
 fn requests(size: usize) -> Vec<Vec<u8>> {
     let count = (32_000_000 / size).clamp(24, 512);
-    bodies::chats(size, count).iter().map(|body| load::request(body)).collect()
+    bodies::chats(size, count)
+        .iter()
+        .map(|body| load::request(body))
+        .collect()
 }
 
 fn start_pods() -> Result<Pods> {
@@ -94,7 +100,10 @@ fn start_pods() -> Result<Pods> {
         .stdout(Stdio::piped())
         .spawn()
         .context("the simulated pods")?;
-    let stdout = process.stdout.take().context("stdout of the simulated pods")?;
+    let stdout = process
+        .stdout
+        .take()
+        .context("stdout of the simulated pods")?;
     let mut ports = [0; 3];
     let mut lines = BufReader::new(stdout).lines();
     for port in &mut ports {
@@ -114,7 +123,11 @@ async fn subject(
     let shipped = Bootstrap::shipped().with_ports(options.listener, options.admin, pods.ports);
     let envoy = Envoy::start(&change(shipped), options).await;
     let cases = arguments.sizes.len();
-    Subject { envoy, single: vec![Vec::new(); cases], many: vec![Vec::new(); cases] }
+    Subject {
+        envoy,
+        single: vec![Vec::new(); cases],
+        many: vec![Vec::new(); cases],
+    }
 }
 
 impl Subject {
@@ -151,8 +164,16 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// User and system time of a process so far.
 fn cpu_time(pid: u32) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields = stat.rsplit(") ").next().context("fields of /proc/pid/stat")?;
-    let ticks: u64 = fields.split(' ').skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
+    let fields = stat
+        .rsplit(") ")
+        .next()
+        .context("fields of /proc/pid/stat")?;
+    let ticks: u64 = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .filter_map(|f| f.parse::<u64>().ok())
+        .sum();
     // USER_HZ is 100 on Linux.
     Ok(Duration::from_millis(ticks * 10))
 }

@@ -52,15 +52,23 @@ impl Pod {
             (Value::String(model), Some(_)) if served.contains(model) => Ok(model.clone()),
             (Value::Null, first) => Ok(first.cloned().unwrap_or_else(|| "sim".into())),
             (other, _) => {
-                let name = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
-                Err(ApiError::not_found(format!("The model `{name}` does not exist."), "model"))
+                let name = other
+                    .as_str()
+                    .map_or_else(|| other.to_string(), str::to_owned);
+                Err(ApiError::not_found(
+                    format!("The model `{name}` does not exist."),
+                    "model",
+                ))
             }
         }
     }
 
     /// An id that no other request, pod or restart gives.
     pub(crate) fn unique_id(&self, prefix: &str) -> String {
-        let pod = XxHash64::oneshot(self.engine.counters.started().to_bits(), self.config.name.as_bytes());
+        let pod = XxHash64::oneshot(
+            self.engine.counters.started().to_bits(),
+            self.config.name.as_bytes(),
+        );
         format!("{prefix}{pod:016x}{:016x}", self.engine.next_id())
     }
 
@@ -119,11 +127,19 @@ impl SimPod {
     /// Starts a pod on threads of this library, apart from the caller's runtime.
     pub fn start(config: PodConfig) -> io::Result<Self> {
         static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-        let new = || Builder::new_multi_thread().worker_threads(2).thread_name("sim-vllm").enable_all().build();
+        let new = || {
+            Builder::new_multi_thread()
+                .worker_threads(2)
+                .thread_name("sim-vllm")
+                .enable_all()
+                .build()
+        };
         if RUNTIME.get().is_none() {
             let _ = RUNTIME.set(new()?);
         }
-        let runtime = RUNTIME.get().ok_or_else(|| io::Error::other("no runtime"))?;
+        let runtime = RUNTIME
+            .get()
+            .ok_or_else(|| io::Error::other("no runtime"))?;
         Self::start_on(runtime.handle(), config)
     }
 
