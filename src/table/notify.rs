@@ -371,13 +371,25 @@ impl Work<'_> {
 
     /// Inserts as many as there is room for, in their order; dead chunks make room.
     fn insert(&self, page: &mut Page, inserts: &[Insert]) -> usize {
-        // A dead pair of the same pod must go before a live one comes.
+        let alive = |pair: &Pair| self.slots.is_alive(pair.slot, pair.epoch);
+        let (all, dead) = page
+            .all_pairs()
+            .fold((0usize, 0usize), |(all, dead), pair| {
+                (
+                    all.wrapping_add(1),
+                    dead.wrapping_add(usize::from(!alive(&pair))),
+                )
+            });
+        // A dead pair of the same pod must go before a live one comes; others once they are many.
         let slot = self.slot.index;
-        let dead = |insert: &Insert| page.pair_of(insert.hash, slot).is_some();
-        if !inserts.iter().any(dead) && page.insert(inserts) {
+        let again = |insert: &Insert| page.pair_of(insert.hash, slot).is_some();
+        if dead.saturating_mul(4) > all || (dead > 0 && inserts.iter().any(again)) {
+            page.retain(|_, pair| alive(&pair));
+        }
+        if page.insert(inserts) {
             return inserts.len();
         }
-        page.retain(|_, pair| self.slots.is_alive(pair.slot, pair.epoch));
+        page.retain(|_, pair| alive(&pair));
         let (mut taken, mut most) = (0usize, inserts.len());
         while taken < inserts.len() && most > 0 {
             let end = taken.saturating_add(most).min(inserts.len());

@@ -162,38 +162,67 @@ impl Page {
             );
         }
         let most = new.len().saturating_mul(HASH_COST.wrapping_add(PAIR_COST));
-        let mut merged = Merged::new(self, self.value.len().saturating_add(most));
-        for insert in &new {
-            merged.insert(*insert);
-        }
-        match merged.finish(self.word(FRAME + 4)) {
-            Some((value, hashes)) => {
-                self.value = value;
-                self.hashes = hashes;
-                true
+        let mut merged = Merged::with_room_for(self.value.len().saturating_add(most));
+        let mut new = new.into_iter().peekable();
+        let mut start = 0usize;
+        for at in 0..self.hashes {
+            let hash = self.hash(at);
+            while let Some(insert) = new.next_if(|insert| insert.hash < hash) {
+                merged.hash(insert.hash);
+                merged.pair(insert.pair.encode());
+                merged.end();
             }
-            None => false,
+            merged.hash(hash);
+            let end = self.end(at);
+            for pair in start..end {
+                merged.pair(self.word(self.pair_offset(pair)));
+            }
+            start = end;
+            while let Some(insert) = new.next_if(|insert| insert.hash == hash) {
+                merged.pair(insert.pair.encode());
+            }
+            merged.end();
         }
+        for insert in new {
+            merged.hash(insert.hash);
+            merged.pair(insert.pair.encode());
+            merged.end();
+        }
+        self.replace(merged)
+    }
+
+    fn replace(&mut self, merged: Merged) -> bool {
+        let hashes = merged.hashes.len() / 8;
+        let value = merged.value(self.word(FRAME + 4));
+        let fits = value.len() <= PAGE_BYTES;
+        if fits {
+            self.value = value;
+            self.hashes = hashes;
+        }
+        fits
     }
 
     /// Drops the pairs that `keep` refuses.
     pub fn retain(&mut self, keep: impl Fn(u64, Pair) -> bool) {
-        let mut hashes = Vec::with_capacity(self.value.len());
-        let (mut ends, mut kept) = (Vec::new(), Vec::new());
+        let mut merged = Merged::with_room_for(self.value.len());
+        let mut start = 0usize;
         for at in 0..self.hashes {
             let hash = self.hash(at);
-            let before = kept.len();
-            for pair in pairs(self.raw_pairs(at)).filter(|pair| keep(hash, *pair)) {
-                kept.extend_from_slice(&pair.encode().to_le_bytes());
+            let before = merged.pairs.len();
+            let end = self.end(at);
+            for pair in start..end {
+                let word = self.word(self.pair_offset(pair));
+                if keep(hash, Pair::decode(word)) {
+                    merged.pair(word);
+                }
             }
-            if kept.len() > before {
-                hashes.extend_from_slice(&hash.to_le_bytes());
-                ends.extend_from_slice(&((kept.len() / PAIR_COST) as u16).to_le_bytes());
+            start = end;
+            if merged.pairs.len() > before {
+                merged.hash(hash);
+                merged.end();
             }
         }
-        let flags = self.word(FRAME + 4);
-        self.hashes = hashes.len() / 8;
-        self.value = assemble(flags, &hashes, &ends, &kept);
+        self.replace(merged);
     }
 
     /// The pairs behind all hashes.
@@ -214,13 +243,17 @@ impl Page {
 
     /// First pair behind a position, and the one after the last.
     fn pair_range(&self, at: usize) -> (usize, usize) {
+        (
+            at.checked_sub(1).map_or(0, |before| self.end(before)),
+            self.end(at),
+        )
+    }
+
+    fn end(&self, at: usize) -> usize {
         let ends = HASHES.wrapping_add(self.hashes.wrapping_mul(8));
-        let end = |at: usize| {
-            let bytes = self.value.get(ends.wrapping_add(at.wrapping_mul(2))..);
-            let bytes = bytes.and_then(<[u8]>::first_chunk::<2>);
-            bytes.map_or(0, |bytes| usize::from(u16::from_le_bytes(*bytes)))
-        };
-        (at.checked_sub(1).map_or(0, end), end(at))
+        let bytes = self.value.get(ends.wrapping_add(at.wrapping_mul(2))..);
+        let bytes = bytes.and_then(<[u8]>::first_chunk::<2>);
+        bytes.map_or(0, |bytes| usize::from(u16::from_le_bytes(*bytes)))
     }
 
     fn word(&self, offset: usize) -> u32 {
@@ -269,98 +302,50 @@ pub(super) fn pairs(raw: &[u8]) -> impl Iterator<Item = Pair> + '_ {
         .map(|bytes| Pair::decode(bytes.try_into().map_or(0, u32::from_le_bytes)))
 }
 
-fn assemble(flags: u32, hashes: &[u8], ends: &[u8], pairs: &[u8]) -> Vec<u8> {
-    let parts = [hashes, ends, pairs];
-    let size = parts
-        .iter()
-        .fold(HASHES, |sum, part| sum.saturating_add(part.len()));
-    let mut value = Vec::with_capacity(size);
-    value.resize(FRAME, 0);
-    value.extend_from_slice(&((hashes.len() / 8) as u32).to_le_bytes());
-    value.extend_from_slice(&flags.to_le_bytes());
-    parts
-        .into_iter()
-        .for_each(|part| value.extend_from_slice(part));
-    value
-}
-
-/// A page that is being written: the old one with inserts, given in the order of their hashes.
-struct Merged<'a> {
-    old: &'a Page,
+/// The parts of a page that is being written, in the order of its hashes.
+struct Merged {
     hashes: Vec<u8>,
     ends: Vec<u8>,
     pairs: Vec<u8>,
-    /// Old positions and old pairs copied so far.
-    copied: usize,
-    copied_pairs: usize,
 }
 
-impl<'a> Merged<'a> {
-    fn new(old: &'a Page, bytes: usize) -> Self {
+impl Merged {
+    fn with_room_for(bytes: usize) -> Self {
         let part = |share: usize| Vec::with_capacity(bytes.saturating_mul(share) / 14);
         Self {
-            old,
             hashes: part(8),
             ends: part(2),
             pairs: part(4),
-            copied: 0,
-            copied_pairs: 0,
         }
     }
 
-    fn insert(&mut self, insert: Insert) {
-        let position = self.old.search(insert.hash);
-        let (Ok(at) | Err(at)) = position;
-        if position.is_ok() {
-            // Behind the pairs that the hash has: its end moves by one more than the others'.
-            self.copy_to(at.wrapping_add(1));
-            self.ends.truncate(self.ends.len().saturating_sub(2));
-        } else {
-            self.copy_to(at);
-            self.hashes.extend_from_slice(&insert.hash.to_le_bytes());
-        }
-        self.pairs
-            .extend_from_slice(&insert.pair.encode().to_le_bytes());
+    fn hash(&mut self, hash: u64) {
+        self.hashes.extend_from_slice(&hash.to_le_bytes());
+    }
+
+    fn pair(&mut self, word: u32) {
+        self.pairs.extend_from_slice(&word.to_le_bytes());
+    }
+
+    /// The pairs of the last hash are complete.
+    fn end(&mut self) {
         // A page has room for fewer than 65,536 pairs.
         let end = (self.pairs.len() / PAIR_COST) as u16;
         self.ends.extend_from_slice(&end.to_le_bytes());
     }
 
-    /// Copies the old positions up to one.
-    fn copy_to(&mut self, to: usize) {
-        let from = self.copied;
-        if to <= from {
-            return;
-        }
-        let byte = |at: usize| HASHES.wrapping_add(at.wrapping_mul(8));
-        let hashes = self.old.value.get(byte(from)..byte(to)).unwrap_or_default();
-        self.hashes.extend_from_slice(hashes);
-        let added = (self.pairs.len() / PAIR_COST).wrapping_sub(self.copied_pairs) as u16;
-        let byte = |at: usize| {
-            HASHES
-                .wrapping_add(self.old.hashes.wrapping_mul(8))
-                .wrapping_add(at.wrapping_mul(2))
-        };
-        let ends = self.old.value.get(byte(from)..byte(to)).unwrap_or_default();
-        for end in ends.chunks_exact(2) {
-            let end = end
-                .try_into()
-                .map_or(0, u16::from_le_bytes)
-                .wrapping_add(added);
-            self.ends.extend_from_slice(&end.to_le_bytes());
-        }
-        let last = self.old.pair_range(to.wrapping_sub(1)).1;
-        let range = self.old.pair_offset(self.copied_pairs)..self.old.pair_offset(last);
-        self.pairs
-            .extend_from_slice(self.old.value.get(range).unwrap_or_default());
-        self.copied = to;
-        self.copied_pairs = last;
-    }
-
-    /// The value and its number of hashes, if it is not too long for a page.
-    fn finish(mut self, flags: u32) -> Option<(Vec<u8>, usize)> {
-        self.copy_to(self.old.hashes);
-        let value = assemble(flags, &self.hashes, &self.ends, &self.pairs);
-        (value.len() <= PAGE_BYTES).then_some((value, self.hashes.len() / 8))
+    fn value(&self, flags: u32) -> Vec<u8> {
+        let parts = [&self.hashes, &self.ends, &self.pairs];
+        let size = parts
+            .iter()
+            .fold(HASHES, |sum, part| sum.saturating_add(part.len()));
+        let mut value = Vec::with_capacity(size);
+        value.resize(FRAME, 0);
+        value.extend_from_slice(&((self.hashes.len() / 8) as u32).to_le_bytes());
+        value.extend_from_slice(&flags.to_le_bytes());
+        parts
+            .into_iter()
+            .for_each(|part| value.extend_from_slice(part));
+        value
     }
 }

@@ -31,6 +31,9 @@ struct Arguments {
     /// Body sizes in bytes.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 16_000, 100_000, 1_000_000])]
     sizes: Vec<usize>,
+    /// Keys of the plugin's configuration to change, as JSON.
+    #[arg(long, default_value = "{}")]
+    plugin: String,
 }
 
 /// One Envoy and what was measured through it, by case.
@@ -58,8 +61,9 @@ const CONNECTIONS: usize = 16;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let keys = serde_json::from_str(&arguments.plugin).context("--plugin")?;
     let pods = start_pods()?;
-    let mut with = subject(&pods, &arguments, |bootstrap| bootstrap).await;
+    let mut with = subject(&pods, &arguments, |bootstrap| bootstrap.with_plugin(keys)).await;
     let mut without = subject(&pods, &arguments, Bootstrap::without_filter).await;
     let cases: Vec<Arc<Vec<Vec<u8>>>> = arguments
         .sizes
