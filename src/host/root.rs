@@ -11,7 +11,6 @@ use crate::load::LoadBoard;
 use crate::router::Router;
 use core::cell::RefCell;
 use core::hash::{BuildHasher, Hasher};
-use hashbrown::HashMap;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 use std::hash::RandomState;
@@ -25,7 +24,7 @@ const MAX_CONFIG_BYTES: usize = 4 << 20;
 const FIRST_MINOR: u64 = 35;
 
 thread_local! {
-    static BOARDS: RefCell<HashMap<String, Rc<LoadBoard>>> = RefCell::new(HashMap::new());
+    static BOARDS: RefCell<Vec<(String, Rc<LoadBoard>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The root context.
@@ -83,9 +82,16 @@ fn board(pool: &str) -> Rc<LoadBoard> {
     // A random owner: no two VMs are alike, nor one VM before and after a reload.
     let owner = RandomState::new().build_hasher().finish();
     let new = || Rc::new(LoadBoard::new(pool, owner));
-    BOARDS.with(|boards| match boards.try_borrow_mut() {
-        Ok(mut boards) => boards.entry_ref(pool).or_insert_with(new).clone(),
-        Err(_) => new(),
+    BOARDS.with(|boards| {
+        let Ok(mut boards) = boards.try_borrow_mut() else {
+            return new();
+        };
+        if let Some((_, board)) = boards.iter().find(|(name, _)| name == pool) {
+            return board.clone();
+        }
+        let board = new();
+        boards.push((pool.to_owned(), board.clone()));
+        board
     })
 }
 
