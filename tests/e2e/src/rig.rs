@@ -1,7 +1,10 @@
 //! An Envoy in front of three pods, and the bodies that tests send through it.
 
 use crate::bootstrap::Bootstrap;
+use crate::client::Version;
+use crate::decision::Decision;
 use crate::envoy::{Envoy, Options};
+use crate::stub::{only, Stub};
 use serde_json::{json, Value};
 
 /// Names of the pods in the shipped bootstrap.
@@ -54,4 +57,32 @@ pub fn chat(messages: &[(&str, &str)]) -> Value {
 /// A chat whose whole prompt is one text.
 pub fn prompt(seed: &str, bytes: usize) -> Value {
     chat(&[("user", &text(seed, bytes))])
+}
+
+/// A chat request of exactly `bytes` bytes, the model first.
+pub fn chat_of(bytes: usize) -> bytes::Bytes {
+    let around = |text: &str| {
+        format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"{text}"}}]}}"#)
+    };
+    let content = text(&format!("chat of {bytes}"), bytes - around("").len());
+    let body = around(&content);
+    assert_eq!(body.len(), bytes);
+    body.into()
+}
+
+/// Sends over a new connection; fails if the header names another pod than the one that served.
+pub async fn ask(
+    envoy: &Envoy,
+    pods: &[Stub],
+    version: Version,
+    path: &str,
+    body: &Value,
+) -> Decision {
+    let reply = envoy.connect(version).await.post(path, body).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let (pod, seen) = only(pods);
+    assert!(seen.body == body.to_string(), "other bytes");
+    let decision = reply.decision();
+    assert_eq!(decision.pod, PODS[pod], "{decision:?}");
+    decision
 }
