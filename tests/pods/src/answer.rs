@@ -55,9 +55,17 @@ impl HttpBody for Body {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         match &mut *self {
-            Self::Whole(bytes) => Poll::Ready(bytes.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b)))),
+            Self::Whole(bytes) => Poll::Ready(
+                bytes
+                    .take()
+                    .filter(|b| !b.is_empty())
+                    .map(|b| Ok(Frame::data(b))),
+            ),
             Self::Events(pieces) => pieces.poll_next_unpin(cx).map_ok(Frame::data),
         }
     }
@@ -68,7 +76,9 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            Self::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64))
+            }
             Self::Events(_) => SizeHint::default(),
         }
     }
@@ -86,7 +96,9 @@ pub fn json_answer(status: StatusCode, value: &Value) -> Answer {
 pub fn typed(status: StatusCode, content_type: &'static str, body: Vec<u8>) -> Answer {
     let mut answer = Response::new(Body::from(body));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
 }
 
@@ -99,23 +111,35 @@ pub struct Event {
 impl Event {
     /// `data: …`, as the OpenAI endpoints send it.
     pub fn data(value: &Value) -> Self {
-        Self { text: format!("data: {value}\n\n"), is_token: false }
+        Self {
+            text: format!("data: {value}\n\n"),
+            is_token: false,
+        }
     }
 
     /// `event: …` and `data: …`, the name being the value's `type`.
     pub fn named(value: &Value) -> Self {
         let name = value["type"].as_str().unwrap_or_default();
-        Self { text: format!("event: {name}\ndata: {value}\n\n"), is_token: false }
+        Self {
+            text: format!("event: {name}\ndata: {value}\n\n"),
+            is_token: false,
+        }
     }
 
     /// The end mark of the OpenAI streams.
     pub fn done() -> Self {
-        Self { text: "data: [DONE]\n\n".into(), is_token: false }
+        Self {
+            text: "data: [DONE]\n\n".into(),
+            is_token: false,
+        }
     }
 
     /// The same event, due with the next token.
     pub fn token(self) -> Self {
-        Self { is_token: true, ..self }
+        Self {
+            is_token: true,
+            ..self
+        }
     }
 }
 
@@ -130,24 +154,40 @@ struct Paced {
 /// An event stream. With `running`, each token event waits for its decode time and the request
 /// ends, with `tokens` tokens, after the last of them; without it all are sent at once.
 pub fn event_stream(events: Vec<Event>, running: Option<Running>, tokens: usize) -> Answer {
-    let paced = Paced { events: events.into(), running, decoded: 0, tokens };
+    let paced = Paced {
+        events: events.into(),
+        running,
+        decoded: 0,
+        tokens,
+    };
     let pieces = stream::unfold(paced, |mut paced| async move {
         let Some(event) = paced.events.pop_front() else {
-            paced.running.take().map(|running| running.finish(paced.tokens));
+            paced
+                .running
+                .take()
+                .map(|running| running.finish(paced.tokens));
             return None;
         };
         if let (true, Some(running)) = (event.is_token, &paced.running) {
             paced.decoded += 1;
             running.decoded(paced.decoded).await;
             if paced.decoded == paced.tokens {
-                paced.running.take().map(|running| running.finish(paced.tokens));
+                paced
+                    .running
+                    .take()
+                    .map(|running| running.finish(paced.tokens));
             }
         }
         Some((Ok(Bytes::from(event.text)), paced))
     });
     let mut answer = Response::new(Body::Events(Box::pin(pieces)));
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    answer.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    answer
+        .headers_mut()
+        .insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     answer
 }
 
@@ -190,11 +230,21 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn bad_request(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into(), param: None }
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequestError",
+            message: message.into(),
+            param: None,
+        }
     }
 
     pub fn not_found(message: impl Into<String>, param: &'static str) -> Self {
-        Self { status: StatusCode::NOT_FOUND, kind: "NotFoundError", message: message.into(), param: Some(param) }
+        Self {
+            status: StatusCode::NOT_FOUND,
+            kind: "NotFoundError",
+            message: message.into(),
+            param: Some(param),
+        }
     }
 
     /// The shape of the OpenAI endpoints.

@@ -17,7 +17,11 @@ fn usage(prompt: usize, cached: usize, output: usize) -> Value {
 }
 
 fn stop_reason(finish: &str) -> &'static str {
-    if finish == "length" { "max_tokens" } else { "end_turn" }
+    if finish == "length" {
+        "max_tokens"
+    } else {
+        "end_turn"
+    }
 }
 
 /// Answers `POST /v1/messages`.
@@ -45,10 +49,16 @@ pub async fn messages(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     let mut events = vec![Event::named(&start), Event::named(&block)];
     for token in running.output(tokens) {
         let delta = json!({"type": "text_delta", "text": token});
-        events.push(Event::named(&json!({"type": "content_block_delta", "index": 0, "delta": delta})).token());
+        events.push(
+            Event::named(&json!({"type": "content_block_delta", "index": 0, "delta": delta}))
+                .token(),
+        );
     }
-    events.push(Event::named(&json!({"type": "content_block_stop", "index": 0})));
-    let delta = json!({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": usage(tokens)});
+    events.push(Event::named(
+        &json!({"type": "content_block_stop", "index": 0}),
+    ));
+    let delta =
+        json!({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": usage(tokens)});
     events.push(Event::named(&delta));
     events.push(Event::named(&json!({"type": "message_stop"})));
     Ok(event_stream(events, Some(running), tokens))
@@ -58,6 +68,7 @@ pub async fn messages(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
 pub fn count_tokens(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     pod.model(body)?;
     let tokens = template::anthropic(body)?.tokens();
-    let answer = json!({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}});
+    let answer =
+        json!({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}});
     Ok(json_answer(StatusCode::OK, &answer))
 }

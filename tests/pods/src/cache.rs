@@ -42,7 +42,10 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache of `num_blocks` blocks.
     pub fn new(num_blocks: usize) -> Self {
-        let blocks = (0..num_blocks as u64).map(|i| Block { freed_at: i, ..Block::default() });
+        let blocks = (0..num_blocks as u64).map(|i| Block {
+            freed_at: i,
+            ..Block::default()
+        });
         Self {
             blocks: blocks.collect(),
             by_name: HashMap::new(),
@@ -68,19 +71,31 @@ impl KvCache {
 
     /// Leading blocks of `chain` that are present; touches nothing.
     pub fn lookup(&self, chain: &[u64]) -> usize {
-        chain.iter().take_while(|name| self.by_name.contains_key(name)).count()
+        chain
+            .iter()
+            .take_while(|name| self.by_name.contains_key(name))
+            .count()
     }
 
     /// Pins `total` blocks for a prompt: the leading hits of `chain` (at most `max_hits`), then
     /// blocks taken from the free queue. `None`, and nothing changed, when too few are free.
     pub fn begin(&mut self, chain: &[u64], max_hits: usize, total: usize) -> Option<Lease> {
-        let hits: Vec<u32> =
-            chain.iter().take(max_hits.min(total)).map_while(|n| self.by_name.get(n).copied()).collect();
-        let idle_hits = hits.iter().filter(|&&b| self.blocks[b as usize].pins == 0).count();
+        let hits: Vec<u32> = chain
+            .iter()
+            .take(max_hits.min(total))
+            .map_while(|n| self.by_name.get(n).copied())
+            .collect();
+        let idle_hits = hits
+            .iter()
+            .filter(|&&b| self.blocks[b as usize].pins == 0)
+            .count();
         if self.free.len() - idle_hits < total - hits.len() {
             return None;
         }
-        let mut lease = Lease { hits: hits.len(), blocks: hits };
+        let mut lease = Lease {
+            hits: hits.len(),
+            blocks: hits,
+        };
         for &block in &lease.blocks {
             self.pin(block);
         }
@@ -148,14 +163,25 @@ impl KvCache {
     pub fn validate(&self) {
         for (i, block) in self.blocks.iter().enumerate() {
             let queued = self.free.get(&block.freed_at) == Some(&(i as u32));
-            assert_eq!(queued, block.pins == 0, "block {i} is free or pinned, not both");
+            assert_eq!(
+                queued,
+                block.pins == 0,
+                "block {i} is free or pinned, not both"
+            );
             if let Some(name) = block.name {
-                assert_eq!(self.by_name.get(&name), Some(&(i as u32)), "block {i} is found by its name");
+                assert_eq!(
+                    self.by_name.get(&name),
+                    Some(&(i as u32)),
+                    "block {i} is found by its name"
+                );
             }
         }
         let named = self.blocks.iter().filter(|b| b.name.is_some()).count();
         assert_eq!(named, self.by_name.len(), "every name has its block");
-        assert_eq!(self.free.len(), self.blocks.iter().filter(|b| b.pins == 0).count());
+        assert_eq!(
+            self.free.len(),
+            self.blocks.iter().filter(|b| b.pins == 0).count()
+        );
     }
 }
 

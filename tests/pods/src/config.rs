@@ -53,6 +53,9 @@ impl Default for PodConfig {
 impl PodConfig {
     /// A default pod of this name.
     pub fn named(name: impl Into<String>) -> Self {
-        Self { name: name.into(), ..Self::default() }
+        Self {
+            name: name.into(),
+            ..Self::default()
+        }
     }
 }

@@ -15,7 +15,12 @@ use crate::metrics;
 use crate::pod::Pod;
 
 /// Answers everything under `/sim/` but the echo.
-pub fn answer(pod: &Arc<Pod>, method: &Method, path: &str, body: &Bytes) -> Result<Answer, ApiError> {
+pub fn answer(
+    pod: &Arc<Pod>,
+    method: &Method,
+    path: &str,
+    body: &Bytes,
+) -> Result<Answer, ApiError> {
     let value = match (method.as_str(), path) {
         ("GET", "/sim/stats") => json!(metrics::stats(&pod.engine)),
         ("POST", "/sim/restart") => {
@@ -23,7 +28,8 @@ pub fn answer(pod: &Arc<Pod>, method: &Method, path: &str, body: &Bytes) -> Resu
             json!({})
         }
         ("POST", "/sim/fault") => {
-            let fault: Fault = serde_json::from_slice(body).map_err(|e| ApiError::bad_request(e.to_string()))?;
+            let fault: Fault =
+                serde_json::from_slice(body).map_err(|e| ApiError::bad_request(e.to_string()))?;
             let told = json!(fault);
             faults::set(pod, fault);
             told
@@ -33,13 +39,23 @@ pub fn answer(pod: &Arc<Pod>, method: &Method, path: &str, body: &Bytes) -> Resu
             json!({})
         }
         ("GET", "/sim/received") => {
-            json!(pod.log.all().iter().map(|received| received.to_json()).collect::<Vec<Value>>())
+            json!(pod
+                .log
+                .all()
+                .iter()
+                .map(|received| received.to_json())
+                .collect::<Vec<Value>>())
         }
         ("DELETE", "/sim/received") => {
             pod.log.clear();
             json!({})
         }
-        _ => return Err(ApiError::not_found(format!("no such control: {method} {path}"), "path")),
+        _ => {
+            return Err(ApiError::not_found(
+                format!("no such control: {method} {path}"),
+                "path",
+            ))
+        }
     };
     Ok(json_answer(StatusCode::OK, &value))
 }

@@ -26,11 +26,20 @@ pub fn wants_upgrade(request: &Request<Incoming>) -> bool {
     if request.method() == Method::CONNECT {
         return true;
     }
-    let Some(protocol) = request.headers().get(UPGRADE) else { return false };
-    let connection = request.headers().get(CONNECTION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let Some(protocol) = request.headers().get(UPGRADE) else {
+        return false;
+    };
+    let connection = request
+        .headers()
+        .get(CONNECTION)
+        .map(HeaderValue::as_bytes)
+        .unwrap_or_default();
     request.version() == Version::HTTP_11
         && !protocol.as_bytes().eq_ignore_ascii_case(b"h2c")
-        && connection.to_ascii_lowercase().windows(7).any(|w| w == b"upgrade")
+        && connection
+            .to_ascii_lowercase()
+            .windows(7)
+            .any(|w| w == b"upgrade")
 }
 
 /// Agrees to an upgrade and echoes bytes until the client ends or the pod stops.
@@ -38,13 +47,20 @@ pub fn upgrade(pod: &Arc<Pod>, mut request: Request<Incoming>) -> Answer {
     let mut answer = Response::new(Body::empty());
     if request.method() != Method::CONNECT {
         *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        answer
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("upgrade"));
         let protocol = request.headers().get(UPGRADE).cloned();
-        answer.headers_mut().insert(UPGRADE, protocol.unwrap_or(HeaderValue::from_static("echo")));
+        answer.headers_mut().insert(
+            UPGRADE,
+            protocol.unwrap_or(HeaderValue::from_static("echo")),
+        );
     }
     let mut reset = pod.reset.subscribe();
     pod.spawn(async move {
-        let Ok(upgraded) = hyper::upgrade::on(&mut request).await else { return };
+        let Ok(upgraded) = hyper::upgrade::on(&mut request).await else {
+            return;
+        };
         let (mut read, mut write) = tokio::io::split(TokioIo::new(upgraded));
         let echo = async {
             let _ = tokio::io::copy(&mut read, &mut write).await;

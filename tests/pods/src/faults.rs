@@ -80,8 +80,14 @@ fn at_once(pod: &Arc<Pod>, fault: &Fault) {
 /// The fault that holds for a request, if any. A header that cannot be read is an error.
 pub fn of(pod: &Arc<Pod>, parts: &Parts) -> Result<Option<Fault>, ApiError> {
     let here = |fault: &Fault| {
-        fault.pod.as_ref().is_none_or(|name| *name == pod.config.name)
-            && fault.path.as_ref().is_none_or(|path| parts.uri.path().starts_with(path))
+        fault
+            .pod
+            .as_ref()
+            .is_none_or(|name| *name == pod.config.name)
+            && fault
+                .path
+                .as_ref()
+                .is_none_or(|path| parts.uri.path().starts_with(path))
     };
     if let Some(header) = parts.headers.get(HEADER) {
         let fault: Fault = serde_json::from_slice(header.as_bytes())
@@ -93,7 +99,9 @@ pub fn of(pod: &Arc<Pod>, parts: &Parts) -> Result<Option<Fault>, ApiError> {
         return Ok(Some(fault));
     }
     let mut set = pod.fault.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(fault) = set.as_mut() else { return Ok(None) };
+    let Some(fault) = set.as_mut() else {
+        return Ok(None);
+    };
     if !here(fault) || (fault.path.is_none() && parts.method != Method::POST) {
         return Ok(None);
     }
@@ -109,7 +117,11 @@ pub fn of(pod: &Arc<Pod>, parts: &Parts) -> Result<Option<Fault>, ApiError> {
 
 /// Whether `/health` is to fail.
 pub fn unhealthy(pod: &Pod) -> bool {
-    pod.fault.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|f| f.fail_health)
+    pod.fault
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .as_ref()
+        .is_some_and(|f| f.fail_health)
 }
 
 impl Fault {
@@ -124,8 +136,20 @@ impl Fault {
     pub fn answer(&self) -> Option<Answer> {
         let code = self.status?;
         let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let kind = if status.is_client_error() { "BadRequestError" } else { "InternalServerError" };
-        Some(ApiError { status, kind, message: "fault on request".into(), param: None }.openai())
+        let kind = if status.is_client_error() {
+            "BadRequestError"
+        } else {
+            "InternalServerError"
+        };
+        Some(
+            ApiError {
+                status,
+                kind,
+                message: "fault on request".into(),
+                param: None,
+            }
+            .openai(),
+        )
     }
 }
 

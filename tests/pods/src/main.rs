@@ -66,29 +66,44 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> std::io::Result<()> {
-    if args.block_size == 0 || args.num_gpu_blocks == 0 || args.max_num_seqs == 0 || args.threads == 0 {
-        return Err(std::io::Error::other("block_size, num_gpu_blocks, max_num_seqs and threads start at 1"));
+    if args.block_size == 0
+        || args.num_gpu_blocks == 0
+        || args.max_num_seqs == 0
+        || args.threads == 0
+    {
+        return Err(std::io::Error::other(
+            "block_size, num_gpu_blocks, max_num_seqs and threads start at 1",
+        ));
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(args.threads).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(args.threads)
+        .enable_all()
+        .build()?;
     let mut pods = Vec::new();
     let mut out = std::io::stdout();
     for i in 0..args.pods {
-        let port = if args.port == 0 { 0 } else { args.port.saturating_add(i) };
-        let pod = SimPod::start_on(runtime.handle(), PodConfig {
-            name: format!("{}{i}", args.name),
-            listen: SocketAddr::new(args.host, port),
-            models: args.models.clone(),
-            block_size: args.block_size,
-            num_gpu_blocks: args.num_gpu_blocks,
-            prefill_tokens_per_s: args.prefill_tokens_per_s,
-            decode_ms_per_token: args.decode_ms_per_token,
-            max_num_seqs: args.max_num_seqs,
-            reply_tokens: args.reply_tokens,
-            fast: args.fast,
-            log_requests: args.log_requests,
-            ..PodConfig::default()
-        })?;
+        let port = if args.port == 0 {
+            0
+        } else {
+            args.port.saturating_add(i)
+        };
+        let pod = SimPod::start_on(
+            runtime.handle(),
+            PodConfig {
+                name: format!("{}{i}", args.name),
+                listen: SocketAddr::new(args.host, port),
+                models: args.models.clone(),
+                block_size: args.block_size,
+                num_gpu_blocks: args.num_gpu_blocks,
+                prefill_tokens_per_s: args.prefill_tokens_per_s,
+                decode_ms_per_token: args.decode_ms_per_token,
+                max_num_seqs: args.max_num_seqs,
+                reply_tokens: args.reply_tokens,
+                fast: args.fast,
+                log_requests: args.log_requests,
+                ..PodConfig::default()
+            },
+        )?;
         writeln!(out, "pod {} listening on {}", pod.name(), pod.addr)?;
         out.flush()?;
         pods.push(pod);

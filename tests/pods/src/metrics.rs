@@ -11,7 +11,9 @@ use crate::config::PodConfig;
 use crate::queue::Engine;
 
 /// Upper bounds of the time-to-first-token histogram in seconds.
-const TTFT_BUCKETS: [f64; 12] = [0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 5.0, 20.0];
+const TTFT_BUCKETS: [f64; 12] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 5.0, 20.0,
+];
 
 /// Counters that start at zero with each process.
 pub struct Counters {
@@ -53,13 +55,22 @@ impl Default for Counters {
 }
 
 fn now() -> f64 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64()
+    SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default()
+        .as_secs_f64()
 }
 
 impl Counters {
     /// Zero, but for the gauges of requests that are still under way; a later start time.
     pub fn reset(&self) {
-        for counter in [&self.requests, &self.prompt_tokens, &self.cached_tokens, &self.generation_tokens, &self.succeeded] {
+        for counter in [
+            &self.requests,
+            &self.prompt_tokens,
+            &self.cached_tokens,
+            &self.generation_tokens,
+            &self.succeeded,
+        ] {
             counter.store(0, Relaxed);
         }
         *self.ttft.lock().unwrap_or_else(PoisonError::into_inner) = Histogram::default();
@@ -102,7 +113,10 @@ pub struct Gauge {
 impl Gauge {
     pub fn raise(engine: &Arc<Engine>, of: fn(&Counters) -> &AtomicU64) -> Self {
         of(&engine.counters).fetch_add(1, Relaxed);
-        Self { engine: engine.clone(), of }
+        Self {
+            engine: engine.clone(),
+            of,
+        }
     }
 }
 
@@ -115,7 +129,7 @@ impl Drop for Gauge {
 /// A snapshot of one pod.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
-    /// Requests that reached an inference or echo endpoint since the last restart.
+    /// POST requests since the last restart, `/sim/…` apart.
     pub requests: u64,
     /// Connections accepted since the pod was made.
     pub connections: u64,
@@ -168,20 +182,58 @@ pub fn prometheus(engine: &Engine, config: &PodConfig) -> String {
     let labels = format!("engine=\"0\",model_name=\"{model}\"");
     let mut out = String::with_capacity(4096);
     let mut put = |name: &str, kind: &str, labels: &str, value: f64| {
-        let _ = writeln!(out, "# HELP {name} {name} of a simulated pod.\n# TYPE {name} {kind}");
+        let _ = writeln!(
+            out,
+            "# HELP {name} {name} of a simulated pod.\n# TYPE {name} {kind}"
+        );
         let _ = writeln!(out, "{name}{{{labels}}} {value:?}");
     };
     let usage = s.blocks_pinned as f64 / s.blocks.max(1) as f64;
-    put("vllm:num_requests_running", "gauge", &labels, s.running as f64);
-    put("vllm:num_requests_waiting", "gauge", &labels, s.waiting as f64);
+    put(
+        "vllm:num_requests_running",
+        "gauge",
+        &labels,
+        s.running as f64,
+    );
+    put(
+        "vllm:num_requests_waiting",
+        "gauge",
+        &labels,
+        s.waiting as f64,
+    );
     put("vllm:kv_cache_usage_perc", "gauge", &labels, usage);
-    put("vllm:prefix_cache_queries_total", "counter", &labels, s.prompt_tokens as f64);
-    put("vllm:prefix_cache_hits_total", "counter", &labels, s.cached_tokens as f64);
-    put("vllm:prompt_tokens_total", "counter", &labels, s.prompt_tokens as f64);
-    put("vllm:generation_tokens_total", "counter", &labels, s.generation_tokens as f64);
+    put(
+        "vllm:prefix_cache_queries_total",
+        "counter",
+        &labels,
+        s.prompt_tokens as f64,
+    );
+    put(
+        "vllm:prefix_cache_hits_total",
+        "counter",
+        &labels,
+        s.cached_tokens as f64,
+    );
+    put(
+        "vllm:prompt_tokens_total",
+        "counter",
+        &labels,
+        s.prompt_tokens as f64,
+    );
+    put(
+        "vllm:generation_tokens_total",
+        "counter",
+        &labels,
+        s.generation_tokens as f64,
+    );
     put("vllm:num_preemptions_total", "counter", &labels, 0.0);
     let stopped = format!("{labels},finished_reason=\"stop\"");
-    put("vllm:request_success_total", "counter", &stopped, s.succeeded as f64);
+    put(
+        "vllm:request_success_total",
+        "counter",
+        &stopped,
+        s.succeeded as f64,
+    );
     let cache = format!(
         "block_size=\"{}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",\
          gpu_memory_utilization=\"0.9\",num_gpu_blocks=\"{}\"",
@@ -189,18 +241,40 @@ pub fn prometheus(engine: &Engine, config: &PodConfig) -> String {
     );
     put("vllm:cache_config_info", "gauge", &cache, 1.0);
     let name = "vllm:time_to_first_token_seconds";
-    let _ = writeln!(out, "# HELP {name} Histogram of time to first token in seconds.\n# TYPE {name} histogram");
-    let ttft = engine.counters.ttft.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = writeln!(
+        out,
+        "# HELP {name} Histogram of time to first token in seconds.\n# TYPE {name} histogram"
+    );
+    let ttft = engine
+        .counters
+        .ttft
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let mut below = 0;
     for (le, count) in TTFT_BUCKETS.iter().zip(ttft.counts) {
         below += count;
         let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{le:?}\"}} {below}.0");
     }
-    let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {}.0", ttft.count);
-    let _ = writeln!(out, "{name}_count{{{labels}}} {}.0\n{name}_sum{{{labels}}} {:?}", ttft.count, ttft.sum);
+    let _ = writeln!(
+        out,
+        "{name}_bucket{{{labels},le=\"+Inf\"}} {}.0",
+        ttft.count
+    );
+    let _ = writeln!(
+        out,
+        "{name}_count{{{labels}}} {}.0\n{name}_sum{{{labels}}} {:?}",
+        ttft.count, ttft.sum
+    );
     let name = "process_start_time_seconds";
-    let _ = writeln!(out, "# HELP {name} Start time of the process since unix epoch in seconds.");
-    let _ = writeln!(out, "# TYPE {name} gauge\n{name} {:?}", s.process_start_time);
+    let _ = writeln!(
+        out,
+        "# HELP {name} Start time of the process since unix epoch in seconds."
+    );
+    let _ = writeln!(
+        out,
+        "# TYPE {name} gauge\n{name} {:?}",
+        s.process_start_time
+    );
     out
 }
 

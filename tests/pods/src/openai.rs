@@ -16,12 +16,18 @@ use crate::tokens::{decode, encode};
 
 /// Seconds since 1970.
 pub fn unix_time() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs()
+    SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default()
+        .as_secs()
 }
 
 /// Tokens to generate, and why generation ends there.
 pub fn length(pod: &Pod, body: &Value, fields: &[&str]) -> (usize, &'static str) {
-    let asked = fields.iter().find_map(|field| body[field].as_u64()).map(|n| n as usize);
+    let asked = fields
+        .iter()
+        .find_map(|field| body[field].as_u64())
+        .map(|n| n as usize);
     let asked = asked.map(|n| n.clamp(1, pod.engine.max_prompt_tokens()));
     let natural = pod.config.reply_tokens.max(1);
     match asked {
@@ -60,15 +66,20 @@ pub async fn chat(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
         return Ok(json_answer(StatusCode::OK, &answer));
     }
     let running = pod.engine.prefill(prompt).await?;
-    let usage = Usage { prompt: running.prompt_tokens, cached: running.cached_tokens, output: tokens * n };
-    let chunk = |choices: Value| {
-        json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": choices})
+    let usage = Usage {
+        prompt: running.prompt_tokens,
+        cached: running.cached_tokens,
+        output: tokens * n,
     };
+    let chunk = |choices: Value| json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": choices});
     let all = |delta: Value, finish: Option<&str>| -> Value {
         let choice = |index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": finish});
         (0..n).map(choice).collect()
     };
-    let mut events = vec![Event::data(&chunk(all(json!({"role": "assistant", "content": ""}), None)))];
+    let mut events = vec![Event::data(&chunk(all(
+        json!({"role": "assistant", "content": ""}),
+        None,
+    )))];
     let output = running.output(tokens);
     for (i, token) in output.iter().enumerate() {
         let last = (i + 1 == output.len()).then_some(finish);
@@ -96,12 +107,8 @@ pub async fn completions(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     let id = pod.unique_id("cmpl-");
     let created = unix_time();
     let n = choices(body);
-    let chunk = |choices: Value| {
-        json!({"id": id, "object": "text_completion", "created": created, "model": model, "choices": choices})
-    };
-    let choice = |index: usize, text: &str, finish: Option<&str>| {
-        json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish, "stop_reason": null})
-    };
+    let chunk = |choices: Value| json!({"id": id, "object": "text_completion", "created": created, "model": model, "choices": choices});
+    let choice = |index: usize, text: &str, finish: Option<&str>| json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish, "stop_reason": null});
     let outputs_as_events = |outputs: &[Vec<String>]| {
         let mut events = Vec::new();
         for i in 0..tokens {
@@ -116,13 +123,18 @@ pub async fn completions(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     let streamed = body["stream"] == true;
     if let (true, [_]) = (streamed, &prompts[..]) {
         let running = pod.engine.prefill(prompts.remove(0)).await?;
-        let usage = Usage { prompt: running.prompt_tokens, cached: running.cached_tokens, output: tokens * n };
+        let usage = Usage {
+            prompt: running.prompt_tokens,
+            cached: running.cached_tokens,
+            output: tokens * n,
+        };
         let mut events = outputs_as_events(&vec![running.output(tokens); n]);
         finish_stream(body, &mut events, chunk(json!([])), usage);
         return Ok(event_stream(events, Some(running), tokens));
     }
     prompts.iter().try_for_each(|p| pod.engine.check(p))?;
-    let done: Vec<Completed> = try_join_all(prompts.into_iter().map(|p| pod.engine.complete(p, tokens))).await?;
+    let done: Vec<Completed> =
+        try_join_all(prompts.into_iter().map(|p| pod.engine.complete(p, tokens))).await?;
     let usage = Usage::of(&done, n);
     let outputs: Vec<Vec<String>> = done.into_iter().flat_map(|c| vec![c.output; n]).collect();
     if streamed {
@@ -130,7 +142,10 @@ pub async fn completions(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
         finish_stream(body, &mut events, chunk(json!([])), usage);
         return Ok(event_stream(events, None, tokens));
     }
-    let choices = outputs.iter().enumerate().map(|(i, output)| choice(i, &output.concat(), Some(finish)));
+    let choices = outputs
+        .iter()
+        .enumerate()
+        .map(|(i, output)| choice(i, &output.concat(), Some(finish)));
     let mut answer = chunk(choices.collect());
     answer["usage"] = usage.openai();
     answer["service_tier"] = Value::Null;
@@ -149,7 +164,8 @@ pub async fn embeddings(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     };
     prompts.iter().try_for_each(|p| pod.engine.check(p))?;
     let vectors: Vec<Vec<f32>> = prompts.iter().map(|p| vector(&p.bytes)).collect();
-    let done: Vec<Completed> = try_join_all(prompts.into_iter().map(|p| pod.engine.complete(p, 0))).await?;
+    let done: Vec<Completed> =
+        try_join_all(prompts.into_iter().map(|p| pod.engine.complete(p, 0))).await?;
     let data: Vec<Value> = vectors
         .iter()
         .enumerate()
@@ -169,7 +185,11 @@ pub async fn embeddings(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
 }
 
 fn vector(bytes: &[u8]) -> Vec<f32> {
-    (0..8).map(|seed| (twox_hash::XxHash64::oneshot(seed, bytes) >> 40) as f32 / (1u32 << 24) as f32 - 0.5).collect()
+    (0..8)
+        .map(|seed| {
+            (twox_hash::XxHash64::oneshot(seed, bytes) >> 40) as f32 / (1u32 << 24) as f32 - 0.5
+        })
+        .collect()
 }
 
 /// Answers `POST /tokenize`, of a `prompt` or of `messages`. Fills no cache.
@@ -190,7 +210,10 @@ pub fn tokenize(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
 pub fn detokenize(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     pod.model(body)?;
     let ids = template::token_ids(&body["tokens"])?;
-    Ok(json_answer(StatusCode::OK, &json!({"prompt": decode(&ids)})))
+    Ok(json_answer(
+        StatusCode::OK,
+        &json!({"prompt": decode(&ids)}),
+    ))
 }
 
 /// Answers `GET /v1/models`.
@@ -204,6 +227,10 @@ pub fn models(pod: &Pod) -> Answer {
                 "allow_fine_tuning": false, "organization": "*", "group": null, "is_blocking": false}]})
     };
     let named = pod.config.models.iter().map(|id| card(id));
-    let data: Vec<Value> = if pod.config.models.is_empty() { vec![card("sim")] } else { named.collect() };
+    let data: Vec<Value> = if pod.config.models.is_empty() {
+        vec![card("sim")]
+    } else {
+        named.collect()
+    };
     json_answer(StatusCode::OK, &json!({"object": "list", "data": data}))
 }

@@ -39,6 +39,14 @@ pub struct Pod {
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
+fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    Ok(socket.into())
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -52,15 +60,23 @@ impl Pod {
             (Value::String(model), Some(_)) if served.contains(model) => Ok(model.clone()),
             (Value::Null, first) => Ok(first.cloned().unwrap_or_else(|| "sim".into())),
             (other, _) => {
-                let name = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
-                Err(ApiError::not_found(format!("The model `{name}` does not exist."), "model"))
+                let name = other
+                    .as_str()
+                    .map_or_else(|| other.to_string(), str::to_owned);
+                Err(ApiError::not_found(
+                    format!("The model `{name}` does not exist."),
+                    "model",
+                ))
             }
         }
     }
 
     /// An id that no other request, pod or restart gives.
     pub(crate) fn unique_id(&self, prefix: &str) -> String {
-        let pod = XxHash64::oneshot(self.engine.counters.started().to_bits(), self.config.name.as_bytes());
+        let pod = XxHash64::oneshot(
+            self.engine.counters.started().to_bits(),
+            self.config.name.as_bytes(),
+        );
         format!("{prefix}{pod:016x}{:016x}", self.engine.next_id())
     }
 
@@ -118,23 +134,29 @@ pub struct SimPod {
 impl SimPod {
     /// Starts a pod on threads of this library, apart from the caller's runtime.
     pub fn start(config: PodConfig) -> io::Result<Self> {
-        static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-        let new = || Builder::new_multi_thread().worker_threads(2).thread_name("sim-vllm").enable_all().build();
-        if RUNTIME.get().is_none() {
-            let _ = RUNTIME.set(new()?);
-        }
-        let runtime = RUNTIME.get().ok_or_else(|| io::Error::other("no runtime"))?;
+        static RUNTIME: OnceLock<io::Result<Runtime>> = OnceLock::new();
+        let new = || {
+            Builder::new_multi_thread()
+                .worker_threads(2)
+                .thread_name("sim-vllm")
+                .enable_all()
+                .build()
+        };
+        let runtime = RUNTIME
+            .get_or_init(new)
+            .as_ref()
+            .map_err(|e| io::Error::new(e.kind(), e.to_string()))?;
         Self::start_on(runtime.handle(), config)
     }
 
     /// Starts a pod on a given runtime.
     pub fn start_on(runtime: &Handle, config: PodConfig) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(config.listen), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&config.listen.into())?;
-        let socket = TcpListener::from(socket);
-        let addr = socket.local_addr()?;
+        // Bound twice, the second time to the very port: a port that the system chose is given
+        // away when the socket stops listening, one that was asked for stays.
+        let chosen = bind(config.listen)?;
+        let addr = chosen.local_addr()?;
+        let socket = bind(addr)?;
+        drop(chosen);
         let config = Arc::new(config);
         let pod = Arc::new(Pod {
             engine: Engine::new(config.clone()),

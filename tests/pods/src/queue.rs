@@ -43,7 +43,10 @@ pub enum Refused {
 
 impl Engine {
     pub fn new(config: Arc<PodConfig>) -> Arc<Self> {
-        let generation = Generation { number: 0, cache: KvCache::new(config.num_gpu_blocks) };
+        let generation = Generation {
+            number: 0,
+            cache: KvCache::new(config.num_gpu_blocks),
+        };
         Arc::new(Self {
             generation: Mutex::new(generation),
             blocks_freed: Notify::new(),
@@ -73,16 +76,24 @@ impl Engine {
     /// Pinned blocks, named blocks, all blocks.
     pub fn blocks(&self) -> (usize, usize, usize) {
         let generation = self.lock();
-        (generation.cache.pinned(), generation.cache.named(), generation.cache.capacity())
+        (
+            generation.cache.pinned(),
+            generation.cache.named(),
+            generation.cache.capacity(),
+        )
     }
 
     fn lock(&self) -> MutexGuard<'_, Generation> {
-        self.generation.lock().unwrap_or_else(PoisonError::into_inner)
+        self.generation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Longest prompt that fits the model and the cache, in tokens.
     pub fn max_prompt_tokens(&self) -> usize {
-        self.config.max_model_len.min(self.config.num_gpu_blocks * self.config.block_size)
+        self.config
+            .max_model_len
+            .min(self.config.num_gpu_blocks * self.config.block_size)
     }
 
     /// Refuses a prompt that can never run, before anything is spent on it.
@@ -116,7 +127,8 @@ impl Engine {
             _gauge: Gauge::raise(self, |c| &c.running),
             _slot: slot,
         };
-        self.counters.prefilled(running.prompt_tokens, running.cached_tokens);
+        self.counters
+            .prefilled(running.prompt_tokens, running.cached_tokens);
         if self.config.prefill_tokens_per_s > 0.0 {
             let computed = (running.prompt_tokens - running.cached_tokens) as f64;
             let took = Duration::from_secs_f64(computed / self.config.prefill_tokens_per_s);
@@ -150,7 +162,11 @@ impl Engine {
     }
 
     /// Runs one prompt to its end.
-    pub async fn complete(self: &Arc<Self>, prompt: Prompt, tokens: usize) -> Result<Completed, Refused> {
+    pub async fn complete(
+        self: &Arc<Self>,
+        prompt: Prompt,
+        tokens: usize,
+    ) -> Result<Completed, Refused> {
         let running = self.prefill(prompt).await?;
         running.decoded(tokens).await;
         Ok(running.finish(tokens))
@@ -205,17 +221,26 @@ impl Running {
         let output = self.output(tokens);
         let computed = output.len().saturating_sub(1);
         let mut whole = std::mem::take(&mut self.prompt);
-        output[..computed].iter().for_each(|t| whole.bytes.extend_from_slice(t.as_bytes()));
+        output[..computed]
+            .iter()
+            .for_each(|t| whole.bytes.extend_from_slice(t.as_bytes()));
         let chain = whole.chain(self.engine.config.block_size);
         let mut generation = self.engine.lock();
         if let (true, Some(lease)) = (generation.number == self.number, &mut self.lease) {
-            let blocks = whole.bytes.len().div_ceil(TOKEN_BYTES * self.engine.config.block_size);
+            let blocks = whole
+                .bytes
+                .len()
+                .div_ceil(TOKEN_BYTES * self.engine.config.block_size);
             generation.cache.extend(lease, blocks);
             generation.cache.commit(lease, &chain);
         }
         drop(generation);
         self.engine.counters.finished(tokens);
-        Completed { prompt_tokens: self.prompt_tokens, cached_tokens: self.cached_tokens, output }
+        Completed {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output,
+        }
     }
 }
 

@@ -41,12 +41,23 @@ pub struct Received {
 
 impl Received {
     fn new(parts: &Parts) -> Self {
-        let host = parts.headers.get("host").map(|h| String::from_utf8_lossy(h.as_bytes()).into_owned());
+        let host = parts
+            .headers
+            .get("host")
+            .map(|h| String::from_utf8_lossy(h.as_bytes()).into_owned());
         Self {
             method: parts.method.to_string(),
-            path: parts.uri.path_and_query().map_or_else(|| parts.uri.to_string(), ToString::to_string),
+            path: parts
+                .uri
+                .path_and_query()
+                .map_or_else(|| parts.uri.to_string(), ToString::to_string),
             version: format!("{:?}", parts.version),
-            authority: parts.uri.authority().map(ToString::to_string).or(host).unwrap_or_default(),
+            authority: parts
+                .uri
+                .authority()
+                .map(ToString::to_string)
+                .or(host)
+                .unwrap_or_default(),
             headers: pairs(&parts.headers),
             body_xxh64: XxHash64::oneshot(0, b""),
             ..Self::default()
@@ -55,7 +66,10 @@ impl Received {
 
     /// The first value of a header; not UTF-8 is replaced.
     pub fn header(&self, name: &str) -> Option<String> {
-        let found = self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+        let found = self
+            .headers
+            .iter()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name));
         found.map(|(_, value)| String::from_utf8_lossy(value).into_owned())
     }
 
@@ -76,7 +90,10 @@ impl Received {
 }
 
 fn pairs(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
-    headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect()
+    headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
+        .collect()
 }
 
 /// The newest requests of a pod.
@@ -87,7 +104,10 @@ pub struct Log {
 
 impl Log {
     pub fn new(limit: usize) -> Self {
-        Self { limit, requests: Mutex::default() }
+        Self {
+            limit,
+            requests: Mutex::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Received>> {
@@ -123,7 +143,11 @@ pub struct Entry {
 
 impl Entry {
     pub fn new(log: Arc<Log>, parts: &Parts) -> Self {
-        Self { log, received: Received::new(parts), digest: XxHash64::with_seed(0) }
+        Self {
+            log,
+            received: Received::new(parts),
+            digest: XxHash64::with_seed(0),
+        }
     }
 
     /// Reads the body to its end.
@@ -144,7 +168,8 @@ impl Entry {
                     }
                 }
                 Err(frame) => {
-                    self.received.trailers = frame.into_trailers().map(|t| pairs(&t)).unwrap_or_default();
+                    self.received.trailers =
+                        frame.into_trailers().map(|t| pairs(&t)).unwrap_or_default();
                 }
             }
         }

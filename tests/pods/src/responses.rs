@@ -25,7 +25,10 @@ pub struct Responses(Mutex<HashMap<String, Stored>>);
 impl Responses {
     /// Forgets all, as a new process would.
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
     }
 
     fn with<T>(&self, id: &str, read: impl FnOnce(&Stored) -> T) -> Result<T, ApiError> {
@@ -37,20 +40,26 @@ impl Responses {
     }
 
     fn put(&self, id: &str, stored: Stored) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), stored);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id.to_owned(), stored);
     }
 }
 
 /// Answers `GET /v1/responses/{id}`.
 pub fn get(pod: &Pod, id: &str) -> Result<Answer, ApiError> {
-    pod.responses.with(id, |stored| json_answer(StatusCode::OK, &stored.response))
+    pod.responses
+        .with(id, |stored| json_answer(StatusCode::OK, &stored.response))
 }
 
 /// Answers `POST /v1/responses`.
 pub async fn create(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     let model = pod.model(body)?;
     let mut items = match body["previous_response_id"].as_str() {
-        Some(previous) => pod.responses.with(previous, |stored| stored.items.clone())?,
+        Some(previous) => pod
+            .responses
+            .with(previous, |stored| stored.items.clone())?,
         None => Vec::new(),
     };
     match &body["input"] {
@@ -67,7 +76,13 @@ pub async fn create(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
     let (tokens, finish) = length(pod, body, &["max_output_tokens"]);
 
     let running = pod.engine.prefill(prompt).await?;
-    let shape = Shape { id: pod.unique_id("resp_"), message_id: pod.unique_id("msg_"), model, body, finish };
+    let shape = Shape {
+        id: pod.unique_id("resp_"),
+        message_id: pod.unique_id("msg_"),
+        model,
+        body,
+        finish,
+    };
     let output = running.output(tokens);
     let text = output.concat();
     let usage = json!({"input_tokens": running.prompt_tokens, "output_tokens": tokens,
@@ -76,14 +91,24 @@ pub async fn create(pod: &Pod, body: &Value) -> Result<Answer, ApiError> {
         "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0,
             "output_tokens_per_turn": [], "tool_output_tokens_per_turn": []},
         "total_tokens": running.prompt_tokens + tokens});
-    let response = shape.response(shape.status(), json!([shape.message("completed", &text)]), usage);
+    let response = shape.response(
+        shape.status(),
+        json!([shape.message("completed", &text)]),
+        usage,
+    );
     let streamed = body["stream"] == true;
     if !streamed {
         running.decoded(tokens).await;
     }
     if body["store"] != false {
         items.push(json!({"role": "assistant", "content": text}));
-        pod.responses.put(&shape.id, Stored { items, response: response.clone() });
+        pod.responses.put(
+            &shape.id,
+            Stored {
+                items,
+                response: response.clone(),
+            },
+        );
     }
     if streamed {
         let events = shape.events(&output, response);
@@ -104,7 +129,11 @@ struct Shape<'a> {
 
 impl Shape<'_> {
     fn status(&self) -> &'static str {
-        if self.finish == "length" { "incomplete" } else { "completed" }
+        if self.finish == "length" {
+            "incomplete"
+        } else {
+            "completed"
+        }
     }
 
     fn response(&self, status: &str, output: Value, usage: Value) -> Value {
@@ -129,7 +158,11 @@ impl Shape<'_> {
     }
 
     fn message(&self, status: &str, text: &str) -> Value {
-        let content = if text.is_empty() { json!([]) } else { json!([self.part(text)]) };
+        let content = if text.is_empty() {
+            json!([])
+        } else {
+            json!([self.part(text)])
+        };
         json!({"id": self.message_id, "type": "message", "role": "assistant", "status": status, "content": content})
     }
 
@@ -146,14 +179,22 @@ impl Shape<'_> {
         put("response.created", json!({"response": started}), false);
         put("response.in_progress", json!({"response": started}), false);
         let item = self.message("in_progress", "");
-        put("response.output_item.added", json!({"output_index": 0, "item": item}), false);
+        put(
+            "response.output_item.added",
+            json!({"output_index": 0, "item": item}),
+            false,
+        );
         let at = json!({"item_id": self.message_id, "output_index": 0, "content_index": 0});
         let located = |field: &str, value: Value| {
             let mut located = at.clone();
             located[field] = value;
             located
         };
-        put("response.content_part.added", located("part", self.part("")), false);
+        put(
+            "response.content_part.added",
+            located("part", self.part("")),
+            false,
+        );
         for token in output {
             let mut delta = located("delta", json!(token));
             delta["logprobs"] = json!([]);
@@ -162,9 +203,17 @@ impl Shape<'_> {
         let mut done = located("text", json!(text));
         done["logprobs"] = json!([]);
         put("response.output_text.done", done, false);
-        put("response.content_part.done", located("part", self.part(&text)), false);
+        put(
+            "response.content_part.done",
+            located("part", self.part(&text)),
+            false,
+        );
         let item = self.message("completed", &text);
-        put("response.output_item.done", json!({"output_index": 0, "item": item}), false);
+        put(
+            "response.output_item.done",
+            json!({"output_index": 0, "item": item}),
+            false,
+        );
         put("response.completed", json!({"response": response}), false);
         events
     }

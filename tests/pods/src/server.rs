@@ -70,21 +70,36 @@ async fn serve(pod: Arc<Pod>, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut reset = pod.reset.subscribe();
     let connection = Arc::new(Connection::default());
-    let io = Io { stream, connection: connection.clone() };
+    let io = Io {
+        stream,
+        connection: connection.clone(),
+    };
     let of_request = connection.clone();
     let service = service_fn(move |request| answer(pod.clone(), of_request.clone(), request));
+    let stopped = async {
+        let _ = reset.changed().await;
+        connection.reset.store(true, Relaxed);
+    };
     tokio::select! {
         _ = HTTP.serve_connection_with_upgrades(TokioIo::new(io), service) => {}
         () = connection.killed.notified() => {}
-        _ = reset.changed() => connection.reset.store(true, Relaxed),
+        () = stopped => {}
     }
 }
 
 fn error_shape(path: &str, error: &ApiError) -> Answer {
-    if path.starts_with("/v1/messages") { error.anthropic() } else { error.openai() }
+    if path.starts_with("/v1/messages") {
+        error.anthropic()
+    } else {
+        error.openai()
+    }
 }
 
-async fn answer(pod: Arc<Pod>, connection: Arc<Connection>, request: Request<Incoming>) -> Result<Answer, Broken> {
+async fn answer(
+    pod: Arc<Pod>,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Result<Answer, Broken> {
     let control = request.uri().path().starts_with("/sim/");
     if !control && request.method() == Method::POST {
         pod.engine.counters.requests.fetch_add(1, Relaxed);
@@ -93,17 +108,23 @@ async fn answer(pod: Arc<Pod>, connection: Arc<Connection>, request: Request<Inc
         }
     }
     if echo::wants_upgrade(&request) {
-        let answer = echo::upgrade(&pod, request);
+        let (parts, body) = request.into_parts();
+        drop(Entry::new(pod.log.clone(), &parts));
+        let answer = echo::upgrade(&pod, Request::from_parts(parts, body));
         return Ok(named(&pod, answer));
     }
     let (parts, body) = request.into_parts();
     if control {
         let log = Arc::new(crate::received::Log::new(0));
-        let (bytes, received) = Entry::new(log, &parts).read(body).await.map_err(Broken::other)?;
+        let (bytes, received) = Entry::new(log, &parts)
+            .read(body)
+            .await
+            .map_err(Broken::other)?;
         let answer = if parts.uri.path().starts_with("/sim/echo") {
             echo::answer(&received)
         } else {
-            control::answer(&pod, &parts.method, parts.uri.path(), &bytes).unwrap_or_else(|e| e.openai())
+            control::answer(&pod, &parts.method, parts.uri.path(), &bytes)
+                .unwrap_or_else(|e| e.openai())
         };
         return Ok(named(&pod, answer));
     }
@@ -114,7 +135,9 @@ async fn answer(pod: Arc<Pod>, connection: Arc<Connection>, request: Request<Inc
     };
     let mut answer = if fault.early {
         fault.delay().await;
-        fault.answer().unwrap_or_else(|| json_answer(StatusCode::OK, &json!({"early": true})))
+        fault
+            .answer()
+            .unwrap_or_else(|| json_answer(StatusCode::OK, &json!({"early": true})))
     } else {
         let (bytes, received) = entry.read(body).await.map_err(Broken::other)?;
         fault.delay().await;
@@ -151,16 +174,26 @@ fn break_off(body: Body, parts: &Parts, connection: Arc<Connection>) -> Body {
 }
 
 fn spoof(mut answer: Answer, fault: &Fault) -> Answer {
-    if let Some(value) = fault.spoof.as_ref().and_then(|v| HeaderValue::from_str(v).ok()) {
-        answer.headers_mut().insert(HeaderName::from_static("x-prefix-router"), value);
+    if let Some(value) = fault
+        .spoof
+        .as_ref()
+        .and_then(|v| HeaderValue::from_str(v).ok())
+    {
+        answer
+            .headers_mut()
+            .insert(HeaderName::from_static("x-prefix-router"), value);
     }
     answer
 }
 
 fn named(pod: &Pod, mut answer: Answer) -> Answer {
-    answer.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
+    answer
+        .headers_mut()
+        .insert(SERVER, HeaderValue::from_static("uvicorn"));
     if let Ok(name) = HeaderValue::from_str(&pod.config.name) {
-        answer.headers_mut().insert(HeaderName::from_static("x-sim-pod"), name);
+        answer
+            .headers_mut()
+            .insert(HeaderName::from_static("x-sim-pod"), name);
     }
     answer
 }
@@ -170,7 +203,9 @@ async fn fast(mut body: Incoming) -> Result<Answer, Broken> {
         frame.map_err(Broken::other)?;
     }
     let mut answer = Answer::new(Body::Whole(Some(Bytes::from_static(FAST))));
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(answer)
 }
 
@@ -179,26 +214,43 @@ async fn dispatch(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes, received: &Recei
     if parts.headers.contains_key(echo::HEADER) {
         return echo::answer(received);
     }
-    let plain = |text: String| typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text.into_bytes());
+    let plain = |text: String| {
+        typed(
+            StatusCode::OK,
+            "text/plain; version=0.0.4; charset=utf-8",
+            text.into_bytes(),
+        )
+    };
     let get = parts.method == Method::GET || parts.method == Method::HEAD;
     let answered = match (get, path) {
         (true, "/health" | "/ping") => Ok(health(pod)),
         (true, "/version") => Ok(json_answer(StatusCode::OK, &json!({"version": "0.32.0"}))),
         (true, "/load") => {
             let stats = metrics::stats(&pod.engine);
-            Ok(json_answer(StatusCode::OK, &json!({"server_load": stats.running + stats.waiting})))
+            Ok(json_answer(
+                StatusCode::OK,
+                &json!({"server_load": stats.running + stats.waiting}),
+            ))
         }
         (true, "/metrics") => Ok(plain(metrics::prometheus(&pod.engine, &pod.config))),
         (true, "/v1/models") => Ok(openai::models(pod)),
-        (true, _) if path.starts_with("/v1/responses/") => responses::get(pod, &path["/v1/responses/".len()..]),
+        (true, _) if path.starts_with("/v1/responses/") => {
+            responses::get(pod, &path["/v1/responses/".len()..])
+        }
         _ => post(pod, parts, bytes).await,
     };
     let mut answer = answered.unwrap_or_else(|error| error_shape(path, &error));
-    if let Some(format) = parts.headers.get("endpoint-load-metrics-format").and_then(|f| f.to_str().ok()) {
+    if let Some(format) = parts
+        .headers
+        .get("endpoint-load-metrics-format")
+        .and_then(|f| f.to_str().ok())
+    {
         let whole = matches!(answer.body(), Body::Whole(_));
         let report = metrics::orca(&pod.engine, format).filter(|_| whole);
         if let Some(value) = report.and_then(|r| HeaderValue::from_str(&r).ok()) {
-            answer.headers_mut().insert(HeaderName::from_static("endpoint-load-metrics"), value);
+            answer
+                .headers_mut()
+                .insert(HeaderName::from_static("endpoint-load-metrics"), value);
         }
     }
     answer
@@ -215,14 +267,26 @@ fn health(pod: &Pod) -> Answer {
 async fn post(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes) -> Result<Answer, ApiError> {
     let path = parts.uri.path();
     let known = [
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/embeddings", "/tokenize", "/detokenize",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
     ];
     if !known.contains(&path) {
-        return Ok(json_answer(StatusCode::NOT_FOUND, &json!({"detail": "Not Found"})));
+        return Ok(json_answer(
+            StatusCode::NOT_FOUND,
+            &json!({"detail": "Not Found"}),
+        ));
     }
     if parts.method != Method::POST {
-        return Ok(json_answer(StatusCode::METHOD_NOT_ALLOWED, &json!({"detail": "Method Not Allowed"})));
+        return Ok(json_answer(
+            StatusCode::METHOD_NOT_ALLOWED,
+            &json!({"detail": "Method Not Allowed"}),
+        ));
     }
     let body = parse(parts, bytes)?;
     match path {
@@ -238,11 +302,16 @@ async fn post(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes) -> Result<Answer, Ap
 }
 
 fn parse(parts: &Parts, bytes: &Bytes) -> Result<Value, ApiError> {
-    let refuse = |message| ApiError { kind: "Bad Request", ..ApiError::bad_request(message) };
+    let refuse = |message| ApiError {
+        kind: "Bad Request",
+        ..ApiError::bad_request(message)
+    };
     let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let media_type = content_type.map(|c| c.split(|b| *b == b';').next().unwrap_or(c).trim_ascii());
     if media_type.is_some_and(|m| !m.eq_ignore_ascii_case(b"application/json")) {
-        return Err(refuse("[\"Unsupported Media Type: Only 'application/json' is allowed\"]".to_owned()));
+        return Err(refuse(
+            "[\"Unsupported Media Type: Only 'application/json' is allowed\"]".to_owned(),
+        ));
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(fields)) => Ok(Value::Object(fields)),
@@ -266,13 +335,21 @@ impl Drop for Io {
 }
 
 impl AsyncRead for Io {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Io {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

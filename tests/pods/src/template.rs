@@ -8,8 +8,19 @@ use crate::tokens::Prompt;
 
 /// Body fields that reach the model without being text of a message.
 const KEYS: [&str; 13] = [
-    "model", "cache_salt", "tools", "tool_choice", "chat_template", "chat_template_kwargs", "reasoning_effort",
-    "reasoning", "documents", "mm_processor_kwargs", "add_special_tokens", "truncate_prompt_tokens", "prompt_embeds",
+    "model",
+    "cache_salt",
+    "tools",
+    "tool_choice",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning",
+    "documents",
+    "mm_processor_kwargs",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
 ];
 
 /// Marks of a block that an API's clients add and the model never sees.
@@ -19,15 +30,19 @@ const IGNORED: &str = "cache_control";
 pub fn seed(body: &Value) -> u64 {
     KEYS.iter().fold(0, |seed, key| match body.get(key) {
         None | Some(Value::Null) => seed,
-        Some(value) => XxHash64::oneshot(seed, format!("{key}={}", without_marks(value)).as_bytes()),
+        Some(value) => {
+            XxHash64::oneshot(seed, format!("{key}={}", without_marks(value)).as_bytes())
+        }
     })
 }
 
 fn without_marks(value: &Value) -> Value {
     match value {
-        Value::Object(fields) => {
-            fields.iter().filter(|(k, _)| *k != IGNORED).map(|(k, v)| (k.clone(), without_marks(v))).collect()
-        }
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(k, _)| *k != IGNORED)
+            .map(|(k, v)| (k.clone(), without_marks(v)))
+            .collect(),
         Value::Array(items) => items.iter().map(without_marks).collect(),
         other => other.clone(),
     }
@@ -70,7 +85,10 @@ impl Rendered {
                 self.content(&message["output"]);
             }
             _ => {
-                self.open(message["role"].as_str().unwrap_or("assistant"), message.get("name"));
+                self.open(
+                    message["role"].as_str().unwrap_or("assistant"),
+                    message.get("name"),
+                );
                 if let Some(id) = message["tool_call_id"].as_str() {
                     self.0 += &format!("<|result of {id}|>");
                 }
@@ -87,7 +105,9 @@ impl Rendered {
     }
 
     fn call(&mut self, name: &Value, arguments: &Value) {
-        let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+        let arguments = arguments
+            .as_str()
+            .map_or_else(|| arguments.to_string(), str::to_owned);
         self.0 += &format!("<|call {}|>{arguments}", name.as_str().unwrap_or_default());
     }
 
@@ -102,7 +122,9 @@ impl Rendered {
 
     fn block(&mut self, block: &Value) {
         match block["type"].as_str().unwrap_or("text") {
-            "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => self.content(&block["text"]),
+            "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => {
+                self.content(&block["text"])
+            }
             "refusal" => self.content(&block["refusal"]),
             "thinking" => self.content(&block["thinking"]),
             "redacted_thinking" => {}
@@ -118,7 +140,10 @@ impl Rendered {
     /// The prompt, waiting for the assistant's turn.
     pub fn into_prompt(mut self, seed: u64) -> Prompt {
         self.open("assistant", None);
-        Prompt { bytes: self.0.into_bytes(), seed }
+        Prompt {
+            bytes: self.0.into_bytes(),
+            seed,
+        }
     }
 }
 
@@ -132,14 +157,20 @@ pub fn chat(body: &Value) -> Result<Prompt, ApiError> {
 }
 
 fn messages(body: &Value) -> Result<&Vec<Value>, ApiError> {
-    body["messages"].as_array().ok_or_else(|| missing("messages"))
+    body["messages"]
+        .as_array()
+        .ok_or_else(|| missing("messages"))
 }
 
 /// What vLLM says of a field that is not there.
 pub fn missing(field: &str) -> ApiError {
     let kind = "Bad Request";
-    let message = json!([{"type": "missing", "loc": ["body", field], "msg": "Field required"}]).to_string();
-    ApiError { kind, ..ApiError::bad_request(message) }
+    let message =
+        json!([{"type": "missing", "loc": ["body", field], "msg": "Field required"}]).to_string();
+    ApiError {
+        kind,
+        ..ApiError::bad_request(message)
+    }
 }
 
 /// The prompt of a request to the messages API. The billing header that some clients put into
@@ -147,7 +178,10 @@ pub fn missing(field: &str) -> ApiError {
 pub fn anthropic(body: &Value) -> Result<Prompt, ApiError> {
     let mut rendered = Rendered::default();
     let mut system = String::new();
-    let of_messages = messages(body)?.iter().filter(|m| m["role"] == "system").map(|m| &m["content"]);
+    let of_messages = messages(body)?
+        .iter()
+        .filter(|m| m["role"] == "system")
+        .map(|m| &m["content"]);
     for content in std::iter::once(&body["system"]).chain(of_messages) {
         match content {
             Value::String(text) => system += text,
@@ -173,7 +207,9 @@ pub fn prompts(value: &Value, seed: u64, field: &str) -> Result<Vec<Prompt>, Api
     let prompt = |bytes| Prompt { bytes, seed };
     match value {
         Value::String(text) => Ok(vec![prompt(text.clone().into_bytes())]),
-        Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![prompt(token_bytes(value)?)]),
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => {
+            Ok(vec![prompt(token_bytes(value)?)])
+        }
         Value::Array(items) if !items.is_empty() => items
             .iter()
             .map(|item| match item {
@@ -186,14 +222,22 @@ pub fn prompts(value: &Value, seed: u64, field: &str) -> Result<Vec<Prompt>, Api
 }
 
 fn token_bytes(ids: &Value) -> Result<Vec<u8>, ApiError> {
-    Ok(token_ids(ids)?.iter().flat_map(|id| id.to_le_bytes()).collect())
+    Ok(token_ids(ids)?
+        .iter()
+        .flat_map(|id| id.to_le_bytes())
+        .collect())
 }
 
 /// An array of token ids.
 pub fn token_ids(ids: &Value) -> Result<Vec<u32>, ApiError> {
-    let ids: Option<Vec<u32>> =
-        ids.as_array().and_then(|ids| ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect());
-    ids.ok_or_else(|| ApiError::bad_request("Each prompt must be a string or an array of token ids"))
+    let ids: Option<Vec<u32>> = ids.as_array().and_then(|ids| {
+        ids.iter()
+            .map(|id| u32::try_from(id.as_u64()?).ok())
+            .collect()
+    });
+    ids.ok_or_else(|| {
+        ApiError::bad_request("Each prompt must be a string or an array of token ids")
+    })
 }
 
 #[cfg(test)]
@@ -216,31 +260,44 @@ mod tests {
     fn keys_change_the_seed() {
         let body = |extra: Value| {
             let mut body = json!({"model": "m"});
-            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            body.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
             seed(&body)
         };
         let seeds = [
-            body(json!({})), body(json!({"model": "n"})), body(json!({"cache_salt": "s"})),
-            body(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})), body(json!({"cache_salt": "m"})),
+            body(json!({})),
+            body(json!({"model": "n"})),
+            body(json!({"cache_salt": "s"})),
+            body(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})),
+            body(json!({"cache_salt": "m"})),
         ];
         for (i, a) in seeds.iter().enumerate() {
             assert!(seeds[i + 1..].iter().all(|b| a != b), "{i}");
         }
-        assert_eq!(body(json!({"temperature": 0.5, "stream": true})), body(json!({})));
+        assert_eq!(
+            body(json!({"temperature": 0.5, "stream": true})),
+            body(json!({}))
+        );
     }
 
     #[test]
     fn the_apis_render_the_same_conversation_alike() {
         let chat = chat(&json!({"model": "m", "messages": [
-            {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]})).unwrap();
-        let anthropic = anthropic(&json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}],
-            "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "be brief"}]}));
+            {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]}))
+        .unwrap();
+        let anthropic = anthropic(
+            &json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}],
+            "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "be brief"}]}),
+        );
         assert_eq!(chat, anthropic.unwrap());
     }
 
     #[test]
     fn every_form_of_prompt() {
-        let count = |v: Value| prompts(&v, 0, "prompt").map(|p| p.iter().map(Prompt::tokens).collect::<Vec<_>>());
+        let count = |v: Value| {
+            prompts(&v, 0, "prompt").map(|p| p.iter().map(Prompt::tokens).collect::<Vec<_>>())
+        };
         assert_eq!(count(json!("12345")).unwrap(), [2]);
         assert_eq!(count(json!(["1234", "5"])).unwrap(), [1, 1]);
         assert_eq!(count(json!([1, 2, 3])).unwrap(), [3]);

@@ -48,7 +48,11 @@ pub fn encode(bytes: &[u8]) -> Vec<u32> {
 
 /// The text of token ids: the inverse of [`encode`] for text without zero bytes.
 pub fn decode(ids: &[u32]) -> String {
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).filter(|&b| b != 0).collect();
+    let bytes: Vec<u8> = ids
+        .iter()
+        .flat_map(|id| id.to_le_bytes())
+        .filter(|&b| b != 0)
+        .collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -78,12 +82,18 @@ mod tests {
 
     #[test]
     fn chain_keeps_prefixes_and_seed_changes_every_block() {
-        let a = Prompt { bytes: vec![7; 64 * 3 + 5], seed: 1 };
+        let a = Prompt {
+            bytes: vec![7; 64 * 3 + 5],
+            seed: 1,
+        };
         let mut b = a.clone();
         b.bytes.extend([9; 64]);
         assert_eq!(a.chain(16).len(), 3);
         assert_eq!(b.chain(16)[..3], a.chain(16)[..]);
-        let c = Prompt { seed: 2, ..a.clone() };
+        let c = Prompt {
+            seed: 2,
+            ..a.clone()
+        };
         assert!(a.chain(16).iter().zip(c.chain(16)).all(|(x, y)| *x != y));
         let mut d = a.clone();
         d.bytes[0] = 8;
@@ -92,7 +102,10 @@ mod tests {
 
     #[test]
     fn generated_tokens_are_one_token_each() {
-        let p = Prompt { bytes: b"x".to_vec(), seed: 0 };
+        let p = Prompt {
+            bytes: b"x".to_vec(),
+            seed: 0,
+        };
         let out = generate(&p, 5);
         assert!(out.iter().all(|t| t.len() == TOKEN_BYTES));
         assert_eq!(out[..3], generate(&p, 3)[..]);

@@ -20,8 +20,16 @@ fn a_prefix_is_found_and_only_a_prefix() {
     let mut cache = KvCache::new(10);
     assert_eq!(run(&mut cache, &prompt(1, 4)), 0);
     assert_eq!(run(&mut cache, &prompt(1, 6)), 4);
-    assert_eq!(cache.lookup(&[1001, 1002]), 2, "names are of whole prefixes, so any name is found");
-    assert_eq!(cache.lookup(&[1000, 7, 1002]), 1, "the first gap ends the match");
+    assert_eq!(
+        cache.lookup(&[1001, 1002]),
+        2,
+        "names are of whole prefixes, so any name is found"
+    );
+    assert_eq!(
+        cache.lookup(&[1000, 7, 1002]),
+        1,
+        "the first gap ends the match"
+    );
 }
 
 #[test]
@@ -52,7 +60,10 @@ fn the_tail_of_a_prompt_goes_before_its_head() {
     run(&mut cache, &prompt(1, 8));
     run(&mut cache, &prompt(2, 3));
     assert_eq!(cache.lookup(&prompt(1, 8)), 5);
-    let kept: Vec<bool> = prompt(1, 8).iter().map(|n| cache.lookup(&[*n]) == 1).collect();
+    let kept: Vec<bool> = prompt(1, 8)
+        .iter()
+        .map(|n| cache.lookup(&[*n]) == 1)
+        .collect();
     assert_eq!(kept, [true, true, true, true, true, false, false, false]);
 }
 
@@ -80,7 +91,11 @@ fn hits_are_never_taken_to_make_room_for_the_same_prompt() {
     let mut cache = KvCache::new(4);
     run(&mut cache, &prompt(1, 3));
     assert!(cache.begin(&prompt(1, 5), 5, 5).is_none());
-    assert_eq!(cache.lookup(&prompt(1, 3)), 3, "a refused request changes nothing");
+    assert_eq!(
+        cache.lookup(&prompt(1, 3)),
+        3,
+        "a refused request changes nothing"
+    );
     assert_eq!(run(&mut cache, &prompt(1, 4)), 3);
 }
 
@@ -92,11 +107,17 @@ struct Model {
 
 impl Model {
     fn run(&mut self, chain: &[u64]) -> usize {
-        let hits = chain.iter().take_while(|n| self.free.contains(&Some(**n))).count();
-        self.free.retain(|slot| !chain[..hits].iter().any(|n| *slot == Some(*n)));
+        let hits = chain
+            .iter()
+            .take_while(|n| self.free.contains(&Some(**n)))
+            .count();
+        self.free
+            .retain(|slot| !chain[..hits].iter().any(|n| *slot == Some(*n)));
         self.free.drain(..chain.len() - hits);
-        let named: Vec<Option<u64>> =
-            chain.iter().map(|n| (!self.free.contains(&Some(*n))).then_some(*n)).collect();
+        let named: Vec<Option<u64>> = chain
+            .iter()
+            .map(|n| (!self.free.contains(&Some(*n))).then_some(*n))
+            .collect();
         self.free.extend(named.into_iter().rev());
         hits
     }
