@@ -15,12 +15,12 @@ use twox_hash::XxHash64;
 
 use crate::answer::ApiError;
 use crate::config::PodConfig;
+use crate::connection;
 use crate::faults::Fault;
 use crate::metrics::{self, Stats};
 use crate::queue::Engine;
 use crate::received::{Log, Received};
 use crate::responses::Responses;
-use crate::server;
 
 const BACKLOG: i32 = 1024;
 
@@ -102,7 +102,10 @@ impl Pod {
         SockRef::from(&self.socket).listen(BACKLOG)?;
         let _in_runtime = self.runtime.enter();
         let listener = tokio::net::TcpListener::from_std(self.socket.try_clone()?)?;
-        *accepting = Some(self.runtime.spawn(server::accept(self.clone(), listener)));
+        *accepting = Some(
+            self.runtime
+                .spawn(connection::accept(self.clone(), listener)),
+        );
         Ok(())
     }
 

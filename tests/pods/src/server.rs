@@ -1,29 +1,20 @@
-//! Connections and the choice of endpoint.
+//! From a request to its endpoint, by way of faults, echo and control.
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock};
-use std::task::{Context, Poll};
-use std::time::Duration;
-use std::{future, io};
+use std::future;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue, CONTENT_TYPE, SERVER};
 use hyper::http::request::Parts;
-use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode, Version};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
 use serde_json::{json, Value};
-use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 
 use crate::answer::{json_answer, typed, Answer, ApiError, Body, Broken};
+use crate::connection::Connection;
 use crate::faults::{Cut, Fault};
 use crate::pod::Pod;
 use crate::received::{Entry, Received};
@@ -31,61 +22,6 @@ use crate::{anthropic, control, echo, faults, metrics, openai, responses};
 
 /// What every inference request gets in fast mode.
 const FAST: &[u8] = br#"{"id":"chatcmpl-0","object":"chat.completion","created":0,"model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}}"#;
-
-static HTTP: LazyLock<Builder<TokioExecutor>> = LazyLock::new(|| {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http2().enable_connect_protocol();
-    builder
-});
-
-/// Accepts connections until it is aborted.
-pub async fn accept(pod: Arc<Pod>, listener: TcpListener) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                pod.engine.counters.connections.fetch_add(1, Relaxed);
-                pod.spawn(serve(pod.clone(), stream));
-            }
-            // Out of file descriptors, most likely: the next ones may be closed soon.
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-}
-
-/// One connection, and the way to reset it from within a request.
-#[derive(Default)]
-struct Connection {
-    reset: AtomicBool,
-    killed: Notify,
-}
-
-impl Connection {
-    fn kill(&self) {
-        self.reset.store(true, Relaxed);
-        self.killed.notify_one();
-    }
-}
-
-async fn serve(pod: Arc<Pod>, stream: TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let mut reset = pod.reset.subscribe();
-    let connection = Arc::new(Connection::default());
-    let io = Io {
-        stream,
-        connection: connection.clone(),
-    };
-    let of_request = connection.clone();
-    let service = service_fn(move |request| answer(pod.clone(), of_request.clone(), request));
-    let stopped = async {
-        let _ = reset.changed().await;
-        connection.reset.store(true, Relaxed);
-    };
-    tokio::select! {
-        _ = HTTP.serve_connection_with_upgrades(TokioIo::new(io), service) => {}
-        () = connection.killed.notified() => {}
-        () = stopped => {}
-    }
-}
 
 fn error_shape(path: &str, error: &ApiError) -> Answer {
     if path.starts_with("/v1/messages") {
@@ -95,7 +31,8 @@ fn error_shape(path: &str, error: &ApiError) -> Answer {
     }
 }
 
-async fn answer(
+/// Answers one request, or breaks off as a fault says.
+pub async fn answer(
     pod: Arc<Pod>,
     connection: Arc<Connection>,
     request: Request<Incoming>,
@@ -317,59 +254,5 @@ fn parse(parts: &Parts, bytes: &Bytes) -> Result<Value, ApiError> {
         Ok(Value::Object(fields)) => Ok(Value::Object(fields)),
         Ok(_) => Err(refuse("[{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary or object to extract fields from'}]".to_owned())),
         Err(e) => Err(refuse(format!("[{{'type': 'json_invalid', 'loc': ('body', {}), 'msg': 'JSON decode error', 'ctx': {{'error': '{e}'}}}}]", e.column()))),
-    }
-}
-
-/// A stream that is reset rather than closed when its connection says so.
-struct Io {
-    stream: TcpStream,
-    connection: Arc<Connection>,
-}
-
-impl Drop for Io {
-    fn drop(&mut self) {
-        if self.connection.reset.load(Relaxed) {
-            let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-        }
-    }
-}
-
-impl AsyncRead for Io {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Io {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 }
