@@ -1,7 +1,6 @@
 //! Answers: a body that is there at once, or events paced by the decode time of their tokens.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -271,11 +270,5 @@ impl From<Refused> for ApiError {
                  input tokens. Please reduce the length of the input messages."
             )),
         }
-    }
-}
-
-impl From<Infallible> for ApiError {
-    fn from(never: Infallible) -> Self {
-        match never {}
     }
 }

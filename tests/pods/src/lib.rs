@@ -6,7 +6,8 @@
 //! | module | owns |
 //! |---|---|
 //! | [`pod`] | one pod from start to stop: the handle that tests hold |
-//! | `server` | listening socket, connections, the choice of endpoint |
+//! | `connection` | accepting, HTTP/1 or HTTP/2, resets |
+//! | `server` | the choice of endpoint |
 //! | `received` | reading bodies; the log of what arrived |
 //! | [`faults`] | misbehaviour that a test asked for |
 //! | `template` | body to prompt: rendered bytes and the keys that change every block |
@@ -23,6 +24,7 @@ mod answer;
 mod anthropic;
 pub mod cache;
 mod config;
+mod connection;
 mod control;
 mod echo;
 pub mod faults;

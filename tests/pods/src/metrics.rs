@@ -129,7 +129,7 @@ impl Drop for Gauge {
 /// A snapshot of one pod.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
-    /// Requests that reached an inference or echo endpoint since the last restart.
+    /// POST requests since the last restart, `/sim/…` apart.
     pub requests: u64,
     /// Connections accepted since the pod was made.
     pub connections: u64,

@@ -15,12 +15,12 @@ use twox_hash::XxHash64;
 
 use crate::answer::ApiError;
 use crate::config::PodConfig;
+use crate::connection;
 use crate::faults::Fault;
 use crate::metrics::{self, Stats};
 use crate::queue::Engine;
 use crate::received::{Log, Received};
 use crate::responses::Responses;
-use crate::server;
 
 const BACKLOG: i32 = 1024;
 
@@ -37,6 +37,14 @@ pub struct Pod {
     /// Bound for the pod's life, so that nobody else gets the port; listening or not.
     socket: TcpListener,
     accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    Ok(socket.into())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,7 +102,10 @@ impl Pod {
         SockRef::from(&self.socket).listen(BACKLOG)?;
         let _in_runtime = self.runtime.enter();
         let listener = tokio::net::TcpListener::from_std(self.socket.try_clone()?)?;
-        *accepting = Some(self.runtime.spawn(server::accept(self.clone(), listener)));
+        *accepting = Some(
+            self.runtime
+                .spawn(connection::accept(self.clone(), listener)),
+        );
         Ok(())
     }
 
@@ -126,7 +137,11 @@ pub struct SimPod {
 impl SimPod {
     /// Starts a pod on threads of this library, apart from the caller's runtime.
     pub fn start(config: PodConfig) -> io::Result<Self> {
+<<<<<<< HEAD
         static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+=======
+        static RUNTIME: OnceLock<io::Result<Runtime>> = OnceLock::new();
+>>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
         let new = || {
             Builder::new_multi_thread()
                 .worker_threads(2)
@@ -134,23 +149,30 @@ impl SimPod {
                 .enable_all()
                 .build()
         };
+<<<<<<< HEAD
         if RUNTIME.get().is_none() {
             let _ = RUNTIME.set(new()?);
         }
         let runtime = RUNTIME
             .get()
             .ok_or_else(|| io::Error::other("no runtime"))?;
+=======
+        let runtime = RUNTIME
+            .get_or_init(new)
+            .as_ref()
+            .map_err(|e| io::Error::new(e.kind(), e.to_string()))?;
+>>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
         Self::start_on(runtime.handle(), config)
     }
 
     /// Starts a pod on a given runtime.
     pub fn start_on(runtime: &Handle, config: PodConfig) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(config.listen), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&config.listen.into())?;
-        let socket = TcpListener::from(socket);
-        let addr = socket.local_addr()?;
+        // Bound twice, the second time to the very port: a port that the system chose is given
+        // away when the socket stops listening, one that was asked for stays.
+        let chosen = bind(config.listen)?;
+        let addr = chosen.local_addr()?;
+        let socket = bind(addr)?;
+        drop(chosen);
         let config = Arc::new(config);
         let pod = Arc::new(Pod {
             engine: Engine::new(config.clone()),

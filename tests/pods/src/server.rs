@@ -1,29 +1,20 @@
-//! Connections and the choice of endpoint.
+//! From a request to its endpoint, by way of faults, echo and control.
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock};
-use std::task::{Context, Poll};
-use std::time::Duration;
-use std::{future, io};
+use std::future;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue, CONTENT_TYPE, SERVER};
 use hyper::http::request::Parts;
-use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode, Version};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
 use serde_json::{json, Value};
-use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 
 use crate::answer::{json_answer, typed, Answer, ApiError, Body, Broken};
+use crate::connection::Connection;
 use crate::faults::{Cut, Fault};
 use crate::pod::Pod;
 use crate::received::{Entry, Received};
@@ -32,6 +23,7 @@ use crate::{anthropic, control, echo, faults, metrics, openai, responses};
 /// What every inference request gets in fast mode.
 const FAST: &[u8] = br#"{"id":"chatcmpl-0","object":"chat.completion","created":0,"model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}}"#;
 
+<<<<<<< HEAD
 static HTTP: LazyLock<Builder<TokioExecutor>> = LazyLock::new(|| {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http2().enable_connect_protocol();
@@ -83,6 +75,8 @@ async fn serve(pod: Arc<Pod>, stream: TcpStream) {
     }
 }
 
+=======
+>>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
 fn error_shape(path: &str, error: &ApiError) -> Answer {
     if path.starts_with("/v1/messages") {
         error.anthropic()
@@ -91,7 +85,12 @@ fn error_shape(path: &str, error: &ApiError) -> Answer {
     }
 }
 
+<<<<<<< HEAD
 async fn answer(
+=======
+/// Answers one request, or breaks off as a fault says.
+pub async fn answer(
+>>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
     pod: Arc<Pod>,
     connection: Arc<Connection>,
     request: Request<Incoming>,
@@ -104,7 +103,9 @@ async fn answer(
         }
     }
     if echo::wants_upgrade(&request) {
-        let answer = echo::upgrade(&pod, request);
+        let (parts, body) = request.into_parts();
+        drop(Entry::new(pod.log.clone(), &parts));
+        let answer = echo::upgrade(&pod, Request::from_parts(parts, body));
         return Ok(named(&pod, answer));
     }
     let (parts, body) = request.into_parts();
@@ -313,6 +314,7 @@ fn parse(parts: &Parts, bytes: &Bytes) -> Result<Value, ApiError> {
         Err(e) => Err(refuse(format!("[{{'type': 'json_invalid', 'loc': ('body', {}), 'msg': 'JSON decode error', 'ctx': {{'error': '{e}'}}}}]", e.column()))),
     }
 }
+<<<<<<< HEAD
 
 /// A stream that is reset rather than closed when its connection says so.
 struct Io {
@@ -367,3 +369,5 @@ impl AsyncWrite for Io {
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 }
+=======
+>>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
