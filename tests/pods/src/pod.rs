@@ -137,11 +137,7 @@ pub struct SimPod {
 impl SimPod {
     /// Starts a pod on threads of this library, apart from the caller's runtime.
     pub fn start(config: PodConfig) -> io::Result<Self> {
-<<<<<<< HEAD
-        static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-=======
         static RUNTIME: OnceLock<io::Result<Runtime>> = OnceLock::new();
->>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
         let new = || {
             Builder::new_multi_thread()
                 .worker_threads(2)
@@ -149,19 +145,10 @@ impl SimPod {
                 .enable_all()
                 .build()
         };
-<<<<<<< HEAD
-        if RUNTIME.get().is_none() {
-            let _ = RUNTIME.set(new()?);
-        }
-        let runtime = RUNTIME
-            .get()
-            .ok_or_else(|| io::Error::other("no runtime"))?;
-=======
         let runtime = RUNTIME
             .get_or_init(new)
             .as_ref()
             .map_err(|e| io::Error::new(e.kind(), e.to_string()))?;
->>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
         Self::start_on(runtime.handle(), config)
     }
 

@@ -23,60 +23,6 @@ use crate::{anthropic, control, echo, faults, metrics, openai, responses};
 /// What every inference request gets in fast mode.
 const FAST: &[u8] = br#"{"id":"chatcmpl-0","object":"chat.completion","created":0,"model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}}"#;
 
-<<<<<<< HEAD
-static HTTP: LazyLock<Builder<TokioExecutor>> = LazyLock::new(|| {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http2().enable_connect_protocol();
-    builder
-});
-
-/// Accepts connections until it is aborted.
-pub async fn accept(pod: Arc<Pod>, listener: TcpListener) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                pod.engine.counters.connections.fetch_add(1, Relaxed);
-                pod.spawn(serve(pod.clone(), stream));
-            }
-            // Out of file descriptors, most likely: the next ones may be closed soon.
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-}
-
-/// One connection, and the way to reset it from within a request.
-#[derive(Default)]
-struct Connection {
-    reset: AtomicBool,
-    killed: Notify,
-}
-
-impl Connection {
-    fn kill(&self) {
-        self.reset.store(true, Relaxed);
-        self.killed.notify_one();
-    }
-}
-
-async fn serve(pod: Arc<Pod>, stream: TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let mut reset = pod.reset.subscribe();
-    let connection = Arc::new(Connection::default());
-    let io = Io {
-        stream,
-        connection: connection.clone(),
-    };
-    let of_request = connection.clone();
-    let service = service_fn(move |request| answer(pod.clone(), of_request.clone(), request));
-    tokio::select! {
-        _ = HTTP.serve_connection_with_upgrades(TokioIo::new(io), service) => {}
-        () = connection.killed.notified() => {}
-        _ = reset.changed() => connection.reset.store(true, Relaxed),
-    }
-}
-
-=======
->>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
 fn error_shape(path: &str, error: &ApiError) -> Answer {
     if path.starts_with("/v1/messages") {
         error.anthropic()
@@ -85,12 +31,8 @@ fn error_shape(path: &str, error: &ApiError) -> Answer {
     }
 }
 
-<<<<<<< HEAD
-async fn answer(
-=======
 /// Answers one request, or breaks off as a fault says.
 pub async fn answer(
->>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
     pod: Arc<Pod>,
     connection: Arc<Connection>,
     request: Request<Incoming>,
@@ -314,60 +256,3 @@ fn parse(parts: &Parts, bytes: &Bytes) -> Result<Value, ApiError> {
         Err(e) => Err(refuse(format!("[{{'type': 'json_invalid', 'loc': ('body', {}), 'msg': 'JSON decode error', 'ctx': {{'error': '{e}'}}}}]", e.column()))),
     }
 }
-<<<<<<< HEAD
-
-/// A stream that is reset rather than closed when its connection says so.
-struct Io {
-    stream: TcpStream,
-    connection: Arc<Connection>,
-}
-
-impl Drop for Io {
-    fn drop(&mut self) {
-        if self.connection.reset.load(Relaxed) {
-            let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-        }
-    }
-}
-
-impl AsyncRead for Io {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Io {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-}
-=======
->>>>>>> 9d11469e27ade8accc37066dd4da12a5c48a814d
