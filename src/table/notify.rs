@@ -7,7 +7,7 @@
 
 use super::page::{Insert, Page, Pair};
 use super::place::{self, LEVELS, STRIDE};
-use super::query::{Pages, Query};
+use super::query::{Pages, Positions, Query};
 use super::ring::{self, Place, Ring};
 use super::slots::{Slot, Slots};
 use super::undo::Receipt;
@@ -57,6 +57,7 @@ struct Work<'a> {
     slot: Slot,
     slots: Slots,
     pages: Pages,
+    positions: Positions,
     outcome: Outcome,
 }
 
@@ -73,7 +74,12 @@ impl Table {
     ) -> Notified {
         let capacity = capacity.min(self.geometry.max_capacity_chunks);
         let chain = chain.get(..capacity as usize).unwrap_or(chain);
-        let Query { slots, pages, .. } = query;
+        let Query {
+            slots,
+            pages,
+            positions,
+            ..
+        } = query;
         let mut notified = Notified {
             receipt: Receipt::empty(slot),
             stored: 0,
@@ -91,6 +97,7 @@ impl Table {
             slot,
             slots,
             pages,
+            positions,
             outcome,
         };
         let Some((places, evicted)) = work.charge(capacity) else {
@@ -216,8 +223,16 @@ impl Work<'_> {
             let page = self.pages.get(self.table, self.store, number);
             let overflowed = page.overflowed();
             let stride = self.chain.get(first..).unwrap_or_default();
-            for hash in stride.iter().take(STRIDE) {
-                let found = page.pair_of(hash.0, self.slot.index);
+            for (at, hash) in (first..).zip(stride.iter().take(STRIDE)) {
+                let position = match self.positions.get(at) {
+                    Some(known) => *known,
+                    None => {
+                        let found = page.find(hash.0);
+                        self.positions.push(found);
+                        found
+                    }
+                };
+                let found = position.and_then(|found| page.pair_at(found, self.slot.index));
                 let alive = found.filter(|(_, pair)| self.slots.is_alive(pair.slot, pair.epoch));
                 existing.push(alive.map(|(_, pair)| pair.epoch));
             }
@@ -297,11 +312,17 @@ impl Work<'_> {
         let mut inserts: Vec<Insert> = Vec::new();
         let mut new: Vec<Task> = Vec::new();
         let mut further: Vec<Task> = Vec::new();
+        // What was found before holds for as long as nobody took the page.
+        let known = level == 0 && self.pages.has(number);
         let mut page = self.pages.take(self.table, self.store, number);
         let overflowed = page.overflowed();
         for task in tasks {
             let epoch = task.place.epoch();
-            let found = page.pair_of(task.hash, slot);
+            let position = match self.positions.get(task.at) {
+                Some(position) if known => *position,
+                _ => page.find(task.hash),
+            };
+            let found = position.and_then(|position| page.pair_at(position, slot));
             match found.filter(|(_, pair)| self.slots.is_alive(slot, pair.epoch)) {
                 Some((at, pair)) if ring::is_alive(pair.epoch, epoch) => {
                     // In this epoch or a later one: another notify had it before us.

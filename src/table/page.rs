@@ -165,18 +165,14 @@ impl Page {
         let mut merged = Merged::with_room_for(self.value.len().saturating_add(most));
         let mut new = new.into_iter().peekable();
         let mut start = 0usize;
-        for at in 0..self.hashes {
-            let hash = self.hash(at);
+        for (hash, end) in self.entries() {
             while let Some(insert) = new.next_if(|insert| insert.hash < hash) {
                 merged.hash(insert.hash);
                 merged.pair(insert.pair.encode());
                 merged.end();
             }
             merged.hash(hash);
-            let end = self.end(at);
-            for pair in start..end {
-                merged.pair(self.word(self.pair_offset(pair)));
-            }
+            self.words(start..end).for_each(|pair| merged.pair(pair));
             start = end;
             while let Some(insert) = new.next_if(|insert| insert.hash == hash) {
                 merged.pair(insert.pair.encode());
@@ -206,16 +202,12 @@ impl Page {
     pub fn retain(&mut self, keep: impl Fn(u64, Pair) -> bool) {
         let mut merged = Merged::with_room_for(self.value.len());
         let mut start = 0usize;
-        for at in 0..self.hashes {
-            let hash = self.hash(at);
+        for (hash, end) in self.entries() {
             let before = merged.pairs.len();
-            let end = self.end(at);
-            for pair in start..end {
-                let word = self.word(self.pair_offset(pair));
-                if keep(hash, Pair::decode(word)) {
-                    merged.pair(word);
-                }
-            }
+            let kept = self
+                .words(start..end)
+                .filter(|word| keep(hash, Pair::decode(*word)));
+            kept.for_each(|pair| merged.pair(pair));
             start = end;
             if merged.pairs.len() > before {
                 merged.hash(hash);
@@ -228,6 +220,34 @@ impl Page {
     /// The pairs behind all hashes.
     pub fn all_pairs(&self) -> impl Iterator<Item = Pair> + '_ {
         pairs(self.value.get(self.pair_offset(0)..).unwrap_or_default())
+    }
+
+    /// Each hash and the end of its pairs.
+    fn entries(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let middle = HASHES.wrapping_add(self.hashes.wrapping_mul(8));
+        let hashes = self
+            .value
+            .get(HASHES..middle)
+            .unwrap_or_default()
+            .chunks_exact(8);
+        let ends = self
+            .value
+            .get(middle..self.pair_offset(0))
+            .unwrap_or_default()
+            .chunks_exact(2);
+        let hashes = hashes.map(|bytes| bytes.try_into().map_or(0, u64::from_le_bytes));
+        hashes.zip(ends.map(|bytes| bytes.try_into().map_or(0, u16::from_le_bytes).into()))
+    }
+
+    /// Pairs as stored.
+    fn words(&self, pairs: core::ops::Range<usize>) -> impl Iterator<Item = u32> + '_ {
+        let bytes = self.pair_offset(pairs.start)..self.pair_offset(pairs.end);
+        let words = self
+            .value
+            .get(bytes)
+            .unwrap_or_default()
+            .chunks_exact(PAIR_COST);
+        words.map(|bytes| bytes.try_into().map_or(0, u32::from_le_bytes))
     }
 
     fn pair_offset(&self, at: usize) -> usize {

@@ -48,8 +48,12 @@ impl Set {
 pub struct Query {
     pub(super) slots: Slots,
     pub(super) pages: Pages,
+    pub(super) positions: Positions,
     matched: Vec<u32>,
 }
+
+/// Where each chunk stands in its page of the first level, as far as it was looked up.
+pub(super) type Positions = Vec<Option<usize>>;
 
 impl Query {
     /// Leading chunks held, for each slot that was asked for, in that order.
@@ -68,6 +72,11 @@ impl Pages {
         self.0
             .entry(number)
             .or_insert_with(|| table.page(store, number))
+    }
+
+    /// Whether the page is still as it was read.
+    pub fn has(&self, number: u64) -> bool {
+        self.0.contains_key(&number)
     }
 
     /// The page, for good: whoever needs it after that reads it again.
@@ -135,6 +144,7 @@ impl Table {
             .filter(|slot| entries.owns(**slot))
             .for_each(|slot| left.insert(slot.index));
         let mut matched = [0u32; 256];
+        let mut positions = Positions::with_capacity(chain.len());
         let mut at = 0usize;
         while at < chain.len() && !left.is_empty() {
             let Some(number) = place::page(chain, at, 0, self.pages) else {
@@ -183,6 +193,7 @@ impl Table {
             matched: matched.collect(),
             slots: entries,
             pages,
+            positions,
         }
     }
 
