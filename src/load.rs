@@ -50,11 +50,6 @@ impl LoadBoard {
         }
     }
 
-    /// The random number that is this VM's own.
-    pub fn owner(&self) -> u64 {
-        self.owner
-    }
-
     /// Counts a request that starts on the pod of `slot`.
     pub fn begin(&self, store: &dyn SharedStore, slot: usize, now_ms: u64) {
         self.change(store, slot, now_ms, |running| running.saturating_add(1));

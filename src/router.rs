@@ -12,7 +12,7 @@ use crate::metrics::Meter;
 use crate::policy::{self, Candidate, Ranking, Reason};
 use crate::prompt::Prompt;
 use crate::store::SharedStore;
-use crate::table::{Query, Receipt, Slot, Table};
+use crate::table::{PodKey, Query, Receipt, Slot, Table};
 use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -32,7 +32,7 @@ pub struct Router {
     table: Table,
     load: Rc<LoadBoard>,
     may_pause: bool,
-    slots: RefCell<Vec<Option<Slot>>>,
+    slots: RefCell<Rc<[Option<Slot>]>>,
     settled: Cell<bool>,
     turn: Cell<u64>,
 }
@@ -52,7 +52,8 @@ pub struct Choice {
 #[derive(Debug)]
 pub struct Credit {
     pod: usize,
-    receipts: Vec<Receipt>,
+    /// One for each prompt, in their order.
+    receipts: Vec<Option<Receipt>>,
 }
 
 impl Credit {
@@ -66,13 +67,13 @@ impl Router {
     /// A router for a configuration. `may_pause`: whether this Envoy lets a filter hold the
     /// headers while the body arrives.
     pub fn new(config: Config, load: Rc<LoadBoard>, may_pause: bool) -> Self {
-        let table = Table::new(&config.pool, config.geometry(), load.owner());
+        let table = Table::new(&config.pool, config.geometry());
         Self {
             config,
             table,
             load,
             may_pause,
-            slots: RefCell::new(Vec::new()),
+            slots: RefCell::new(Rc::new([])),
             settled: Cell::new(false),
             turn: Cell::new(0),
         }
@@ -115,7 +116,7 @@ impl Router {
             let counts = query.matched().iter();
             let pods = matched
                 .iter_mut()
-                .zip(&slots)
+                .zip(slots.iter())
                 .filter(|(_, slot)| slot.is_some());
             for ((sum, _), count) in pods.zip(counts) {
                 *sum = sum.saturating_add(*count);
@@ -175,7 +176,9 @@ impl Router {
     pub fn take_back(&self, env: &Env<'_>, credit: Credit, chains: &[Vec<ChunkHash>]) {
         // Last in, first out: a later prompt of the same body may build on an earlier one.
         for (chain, receipt) in chains.iter().zip(credit.receipts).rev() {
-            self.table.undo(env.store, chain, receipt);
+            if let Some(receipt) = receipt {
+                self.table.undo(env.store, chain, receipt);
+            }
         }
     }
 
@@ -206,7 +209,7 @@ impl Router {
     pub fn tick(&self, env: &Env<'_>) {
         self.load.renew(env.store, env.now_ms);
         if let Ok(mut slots) = self.slots.try_borrow_mut() {
-            slots.clear();
+            *slots = Rc::new([]);
         }
     }
 
@@ -256,24 +259,24 @@ impl Router {
     }
 
     /// The table slots of the pods, in the order of the configuration.
-    fn slots(&self, env: &Env<'_>) -> Vec<Option<Slot>> {
+    fn slots(&self, env: &Env<'_>) -> Rc<[Option<Slot>]> {
         let Ok(mut slots) = self.slots.try_borrow_mut() else {
-            return Vec::new();
+            return Rc::new([]);
         };
         if slots.is_empty() {
-            let names: Vec<&str> = self
+            let keys: Vec<PodKey> = self
                 .config
                 .pods
                 .iter()
-                .map(|pod| pod.name.as_str())
+                .map(|pod| PodKey::of(&pod.name))
                 .collect();
             // Once per configuration, and not while Envoy only validates it.
             if !self.settled.replace(true) {
-                self.table.retain(env.store, &names);
+                self.table.retain(env.store, &keys);
             }
-            *slots = names
+            *slots = keys
                 .iter()
-                .map(|name| self.table.slot(env.store, name, &names))
+                .map(|key| self.table.slot(env.store, *key, &keys))
                 .collect();
         }
         slots.clone()

@@ -191,7 +191,7 @@ impl Config {
     pub fn geometry(&self) -> Geometry {
         Geometry {
             chunk_bytes: u32::try_from(self.chunk_bytes).unwrap_or(u32::MAX),
-            max_pods: self.max_pods,
+            max_pods: u16::try_from(self.max_pods).unwrap_or(u16::MAX),
             max_capacity_chunks: self.max_capacity_chunks,
         }
     }

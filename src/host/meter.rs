@@ -69,7 +69,7 @@ impl HostMeter {
         self.set(
             Metric::TableMaxBytes,
             None,
-            router.table().footprint().max_bytes,
+            router.table().footprint().bytes,
         );
         self.set(Metric::EnvoyTooOld, None, u64::from(!router.may_pause()));
     }

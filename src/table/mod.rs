@@ -1,301 +1,224 @@
-//! Chunk hashes -> matched chunks per pod: the LRU prefix tables in shared data.
+//! Which pod holds which prefix: the LRU tables that all workers share.
 //!
-//! Owns what is known of the pods' caches. `query` gives the leading chunks of a prompt that each
-//! pod holds, `notify` stores a prompt for a pod and evicts that pod's least recently used chunks,
-//! `undo` takes a notify back, `forget` empties a pod.
+//! ```text
+//! prefix_router/<pool>/slots      who owns each slot, and below which epoch it is dead
+//! prefix_router/<pool>/ring/<s>   chunks of a slot by epoch: its LRU
+//! prefix_router/<pool>/page/<n>   the chunks
+//! ```
 //!
-//! Three kinds of values, all with a checksum and the geometry in front ([`frame`]):
+//! | file | idea |
+//! |---|---|
+//! | `geometry` | a fixed set of keys, and the page of a chunk |
+//! | `epoch` | time within a slot, and stamps |
+//! | `slots`, `ring`, `page` | the three kinds of value, each pure |
+//! | `pages` | the pages of one request |
+//! | `query`, `notify` and its `writing`, `undo`, `ownership` | what is done with them |
 //!
-//! | key | holds | written by |
-//! |---|---|---|
-//! | `…/slots` | who owns each slot, the epoch below which its chunks are dead ([`slots`]) | a new pod, an eviction, a forget |
-//! | `…/ring/<slot>` | how many live chunks each span of epochs has ([`ring`]) | every notify of that pod |
-//! | `…/page/<n>` | chunk hashes with (slot, epoch) pairs behind them ([`page`]) | notifies that change it |
+//! Chunks of a prompt share pages in groups: 64 chunks go to the page named by the first of them.
+//! What finds that page full, as behind a system prompt, goes to the page of its group of 16, of
+//! 4, then to a page of its own; the full page says so, and readers look further only on a miss
+//! under that mark.
 //!
-//! A chunk counts for a pod while the epoch beside it is not below the pod's watermark, so that an
-//! eviction is one number raised. Invariants: a query never sees more than C chunks of a pod (the
-//! ring is charged before pages are written); chunk i never counts without those before it (pages
-//! are read from the head); no value of another geometry, version or checksum is ever used.
-//! Cost: one `get` of the slots and one per page of up to 32 chunks; a notify adds a `set` per
-//! changed page, and a `get` and two `set`s of the ring.
+//! Invariant: T1 to T8 of the design; `validate()` in the tests checks them.
+//! Cost: two host calls per 64 chunks and a handful more.
 
-mod frame;
+mod epoch;
 mod geometry;
 mod notify;
+mod ownership;
 mod page;
-mod place;
+mod pages;
 mod query;
 mod ring;
 mod slots;
 mod undo;
+mod wire;
+mod writing;
 
 #[cfg(test)]
 mod tests;
 
 pub use geometry::{Footprint, Geometry};
-pub use notify::Notified;
+pub use notify::{Notified, Receipt};
 pub use query::Query;
-pub use slots::Slot;
-pub use undo::Receipt;
+pub use slots::{PodKey, Slot};
 
-use crate::store::SharedStore;
+use crate::store::{Expect, SharedStore, Versioned};
 use core::cell::Cell;
-use frame::Tag;
+use core::fmt::Write as _;
 use page::Page;
+use pages::expect;
 use ring::Ring;
 use slots::Slots;
 
-/// How often a write that lost against another worker is tried again.
-const TRIES: usize = 16;
+/// Attempts at each write before it is given up.
+const RETRIES: u32 = 16;
 
-/// The tables of one pool, as one VM works on them.
-#[derive(Debug)]
-pub struct Table {
-    geometry: Geometry,
-    prefix: String,
-    slots_key: String,
-    pages: u64,
-    sweep: Cell<u64>,
-    stats: Cell<Stats>,
-}
-
-/// What happened since this VM started.
+/// What happened since the table was made; a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Writes repeated because another worker was first.
+    /// Writes that found another writer had been faster.
     pub cas_retries: u64,
-    /// Notifies given up, wholly or in part, after [`TRIES`].
+    /// Notifies that lost a race for good, in part or whole, or whose slot was gone.
     pub dropped_notifies: u64,
+    /// Values of another version or geometry, or with a wrong checksum.
+    pub junk_pages: u64,
     /// Chunks for which no page had room.
     pub dropped_chunks: u64,
-    /// Values of another geometry or version, or with a wrong checksum.
-    pub junk_pages: u64,
+    /// Times that a page was full and its chunks went one level down.
+    pub overflows: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    cas_retries: Cell<u64>,
+    dropped_notifies: Cell<u64>,
+    junk_pages: Cell<u64>,
+    dropped_chunks: Cell<u64>,
+    overflows: Cell<u64>,
+}
+
+fn bump(counter: &Cell<u64>, by: u64) {
+    counter.set(counter.get().saturating_add(by));
+}
+
+/// One worker's way into the shared table of a pool. Holds no chunk itself.
+pub struct Table {
+    geometry: Geometry,
+    pages: u32,
+    tag: u64,
+    /// Reused for every key; its first `prefix` bytes stay.
+    key: Cell<String>,
+    prefix: usize,
+    counters: Counters,
 }
 
 impl Table {
-    /// The tables of `pool`. `seed` spreads the workers' sweeps; any number will do.
-    pub fn new(pool: &str, geometry: Geometry, seed: u64) -> Self {
-        let pages = geometry.pages();
-        Self {
+    /// The table of `pool`. Reads and writes nothing.
+    pub fn new(pool: &str, geometry: Geometry) -> Self {
+        let key = format!("prefix_router/{pool}/");
+        Table {
             geometry,
-            slots_key: format!("prefix_router/{pool}/slots"),
-            prefix: format!("prefix_router/{pool}/"),
-            pages,
-            sweep: Cell::new(seed.checked_rem(pages).unwrap_or(0)),
-            stats: Cell::new(Stats::default()),
+            pages: geometry.pages(),
+            tag: geometry.tag(),
+            prefix: key.len(),
+            key: Cell::new(key),
+            counters: Counters::default(),
         }
     }
 
-    /// Keys and bytes that the tables can take at most.
+    /// Keys and bytes of shared data that this table can ever take.
     pub fn footprint(&self) -> Footprint {
         self.geometry.footprint()
     }
 
-    /// What happened since this VM started.
+    /// Counters of this worker.
     pub fn stats(&self) -> Stats {
-        self.stats.get()
-    }
-
-    /// Finds the pod's slot or gives it one. When all are taken, one whose pod is not in `live`
-    /// is emptied and reused; `None` if there is no such slot.
-    pub fn slot(&self, store: &dyn SharedStore, name: &str, live: &[&str]) -> Option<Slot> {
-        let owner = slots::owner(name);
-        let live: Vec<u64> = live.iter().map(|name| slots::owner(name)).collect();
-        for _ in 0..TRIES {
-            let mut slots = self.slots(store);
-            if let Some(slot) = slots.find(owner) {
-                return Some(slot);
-            }
-            let index = slots.vacant(&live)?;
-            let old = Slot {
-                index,
-                owner: slots.entry(index).owner,
-            };
-            // Whatever the slot held, under whichever owner, dies before it is given away.
-            let ring = self.forget_ring(store, old, &slots)?;
-            slots.give(index, owner, &ring);
-            if self.write_slots(store, &mut slots) {
-                return Some(Slot { index, owner });
-            }
-        }
-        None
-    }
-
-    /// Forgets every pod that is not in `live` and frees its slot: a pod that was removed has no
-    /// credit, should it come back.
-    pub fn retain(&self, store: &dyn SharedStore, live: &[&str]) {
-        let live: Vec<u64> = live.iter().map(|name| slots::owner(name)).collect();
-        for _ in 0..TRIES.saturating_add(self.geometry.max_pods as usize) {
-            let mut slots = self.slots(store);
-            let Some(gone) = slots.gone(&live) else {
-                return;
-            };
-            let Some(ring) = self.forget_ring(store, gone, &slots) else {
-                return;
-            };
-            slots.give(gone.index, 0, &ring);
-            self.write_slots(store, &mut slots);
+        Stats {
+            cas_retries: self.counters.cas_retries.get(),
+            dropped_notifies: self.counters.dropped_notifies.get(),
+            junk_pages: self.counters.junk_pages.get(),
+            dropped_chunks: self.counters.dropped_chunks.get(),
+            overflows: self.counters.overflows.get(),
         }
     }
 
-    /// Empties a pod, at once and for every worker, also against a notify under way.
-    pub fn forget(&self, store: &dyn SharedStore, slot: Slot) {
-        let slots = self.slots(store);
-        if slots.owns(slot) {
-            if let Some(ring) = self.forget_ring(store, slot, &slots) {
-                self.raise(store, slot, &ring);
-            }
-        }
+    /// The sizes that the table was made with.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
-    /// Live chunks of a pod, by its ring: never less than a query could see.
-    pub fn occupancy(&self, store: &dyn SharedStore, slot: Slot) -> u32 {
-        let slots = self.slots(store);
-        if !slots.owns(slot) {
-            return 0;
-        }
-        self.ring(store, slot, &slots).total()
+    fn pages(&self) -> u32 {
+        self.pages
     }
 
-    /// Moves the pod's ring to a fresh epoch and generation.
-    fn forget_ring(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots) -> Option<Ring> {
-        for _ in 0..TRIES {
-            let mut ring = self.ring(store, slot, slots);
-            ring.forget();
-            if self.write_ring(store, slot, &ring) {
-                return Some(ring);
-            }
-        }
-        None
-    }
-
-    /// Raises the pod's watermark in the slots to where its ring has it. Only ever upwards.
-    fn raise(&self, store: &dyn SharedStore, slot: Slot, ring: &Ring) {
-        for _ in 0..TRIES {
-            let mut slots = self.slots(store);
-            if !slots.owns(slot) || !slots.raise(slot, ring) || self.write_slots(store, &mut slots)
-            {
-                return;
-            }
-        }
-        self.count(|stats| &mut stats.dropped_notifies);
-    }
-
-    fn slots(&self, store: &dyn SharedStore) -> Slots {
-        let found = store.get(&self.slots_key);
-        let (sound, version) = self.sound(found, frame::Kind::Slots);
-        Slots::new(sound, version, self.geometry.max_pods)
-    }
-
-    fn write_slots(&self, store: &dyn SharedStore, slots: &mut Slots) -> bool {
-        self.tag(frame::Kind::Slots).seal(slots.value());
-        let expect = slots.expect();
-        self.written(store.set(&self.slots_key, slots.value(), expect).is_ok())
-    }
-
-    fn ring(&self, store: &dyn SharedStore, slot: Slot, slots: &Slots) -> Ring {
-        let found = store.get(&self.ring_key(slot));
-        let existed = found.is_some();
-        let (sound, version) = self.sound(found, frame::Kind::Ring);
-        let ring = sound.and_then(|value| Ring::decode(&value, version));
-        ring.unwrap_or_else(|| Ring::lost(slots.entry(slot.index), version, existed))
-    }
-
-    /// Writes the ring; it has its new version only after another read.
-    fn write_ring(&self, store: &dyn SharedStore, slot: Slot, ring: &Ring) -> bool {
-        let mut value = ring.encode();
-        self.tag(frame::Kind::Ring).seal(&mut value);
-        self.written(
-            store
-                .set(&self.ring_key(slot), &value, ring.expect())
-                .is_ok(),
-        )
-    }
-
-    fn page(&self, store: &dyn SharedStore, number: u64) -> Page {
-        let found = store.get(&self.page_key(number));
-        let (sound, version) = self.sound(found, frame::Kind::Page);
-        Page::new(sound, version)
-    }
-
-    fn write_page(&self, store: &dyn SharedStore, number: u64, page: &mut Page) -> bool {
-        self.tag(frame::Kind::Page).seal(page.value());
-        let expect = page.expect();
-        self.written(
-            store
-                .set(&self.page_key(number), page.value(), expect)
-                .is_ok(),
-        )
-    }
-
-    fn ring_key(&self, slot: Slot) -> String {
-        self.numbered("ring/", slot.index.into())
-    }
-
-    fn page_key(&self, number: u64) -> String {
-        self.numbered("page/", number)
-    }
-
-    /// A key, without the cost of formatting.
-    fn numbered(&self, kind: &str, number: u64) -> String {
-        let mut key = String::with_capacity(self.prefix.len().saturating_add(24));
-        key.push_str(&self.prefix);
+    fn with_key<T>(&self, kind: &str, number: Option<u32>, call: impl FnOnce(&str) -> T) -> T {
+        let mut key = self.key.take();
+        key.truncate(self.prefix);
         key.push_str(kind);
-        let mut digits = [0u8; 20];
-        let (mut rest, mut start) = (number, digits.len());
-        for (place, digit) in digits.iter_mut().enumerate().rev() {
-            *digit = b'0'.wrapping_add((rest % 10) as u8);
-            (rest, start) = (rest / 10, place);
-            if rest == 0 {
-                break;
-            }
+        if let Some(number) = number {
+            // Writing to a String cannot fail.
+            let _ = write!(key, "/{number}");
         }
-        key.extend(
-            digits
-                .get(start..)
-                .unwrap_or_default()
-                .iter()
-                .map(|digit| char::from(*digit)),
-        );
-        key
+        let result = call(&key);
+        self.key.set(key);
+        result
     }
 
-    /// A value that can be used, and its version.
-    fn sound(
+    fn get(&self, store: &dyn SharedStore, kind: &str, number: Option<u32>) -> Option<Versioned> {
+        self.with_key(kind, number, |key| store.get(key))
+    }
+
+    fn set(
         &self,
-        found: Option<crate::store::Versioned>,
-        kind: frame::Kind,
-    ) -> (Option<Vec<u8>>, Option<u32>) {
-        let Some(found) = found else {
-            return (None, None);
-        };
-        let version = Some(found.version);
-        if self.tag(kind).is_sound(&found.bytes) {
-            return (Some(found.bytes), version);
-        }
-        self.count(|stats| &mut stats.junk_pages);
-        (None, version)
-    }
-
-    fn tag(&self, kind: frame::Kind) -> Tag {
-        Tag::new(&self.geometry, kind)
-    }
-
-    fn written(&self, written: bool) -> bool {
+        store: &dyn SharedStore,
+        kind: &str,
+        number: Option<u32>,
+        bytes: &[u8],
+        at: Expect,
+    ) -> bool {
+        let written = self
+            .with_key(kind, number, |key| store.set(key, bytes, at))
+            .is_ok();
         if !written {
-            self.count(|stats| &mut stats.cas_retries);
+            bump(&self.counters.cas_retries, 1);
         }
         written
     }
 
-    fn count(&self, which: impl Fn(&mut Stats) -> &mut u64) {
-        self.count_many(which, 1);
+    fn junk<T>(&self, decoded: Option<T>) -> Option<T> {
+        if decoded.is_none() {
+            bump(&self.counters.junk_pages, 1);
+        }
+        decoded
     }
 
-    fn count_many(&self, which: impl Fn(&mut Stats) -> &mut u64, n: u64) {
-        let mut stats = self.stats.get();
-        let counter = which(&mut stats);
-        *counter = counter.saturating_add(n);
-        self.stats.set(stats);
+    fn read_slots(&self, store: &dyn SharedStore) -> (Slots, Expect) {
+        let found = self.get(store, "slots", None);
+        let at = expect(&found);
+        let count = self.geometry.slots();
+        let slots = found.and_then(|value| self.junk(Slots::decode(self.tag, count, &value.bytes)));
+        (slots.unwrap_or_else(|| Slots::empty(count)), at)
+    }
+
+    fn write_slots(&self, store: &dyn SharedStore, slots: &Slots, at: Expect) -> bool {
+        self.set(store, "slots", None, &slots.encode(self.tag), at)
+    }
+
+    fn read_ring(&self, store: &dyn SharedStore, slot: u8) -> (Option<Ring>, Expect) {
+        let found = self.get(store, "ring", Some(u32::from(slot)));
+        let at = expect(&found);
+        (
+            found.and_then(|value| self.junk(Ring::decode(self.tag, &value.bytes))),
+            at,
+        )
+    }
+
+    fn write_ring(&self, store: &dyn SharedStore, slot: u8, ring: &Ring, at: Expect) -> bool {
+        self.set(
+            store,
+            "ring",
+            Some(u32::from(slot)),
+            &ring.encode(self.tag),
+            at,
+        )
+    }
+
+    fn read_page(&self, store: &dyn SharedStore, number: u32) -> (Page, Expect) {
+        let found = self.get(store, "page", Some(number));
+        let at = expect(&found);
+        let page = found.and_then(|value| self.junk(Page::decode(self.tag, value.bytes)));
+        (page.unwrap_or_else(Page::empty), at)
+    }
+
+    fn write_page(
+        &self,
+        store: &dyn SharedStore,
+        number: u32,
+        page: &mut Page,
+        at: Expect,
+    ) -> bool {
+        let tag = self.tag;
+        self.set(store, "page", Some(number), page.seal(tag), at)
     }
 }

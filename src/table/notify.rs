@@ -1,69 +1,64 @@
-//! Storing a prompt for a pod.
+//! `notify`: a pod now holds the chunks of a prompt; its least recently used make room.
 //!
-//! Order of writes, so that a worker that dies between any two leaves the counts too high, never
-//! too low: charge the ring, raise the watermark if that evicted, write the pages (a full page's
-//! mark before what went elsewhere), give back to the ring what moved or was not written.
-//! Cost: a `get` and two `set`s of the ring, a `set` per changed page, one page swept.
+//! The order of writes is what makes a crash between any two of them harmless:
+//!
+//! 1. plan: how the pod holds each chunk now (from pages that the query read);
+//! 2. reserve: count the chunks in the pod's ring, evict there;
+//! 3. raise the pod's watermark to the ring's floor, so that the evicted are dead;
+//! 4. write the pages, head first;
+//! 5. give back to the ring what was counted and not written;
+//! 6. sweep a page.
+//!
+//! Cost: three host calls more than a `get` and a `set` per page, of which the `get`s were mostly
+//! paid by the query. Pages in which nothing changes are not written.
 
-use super::page::{Insert, Page, Pair};
-use super::place::{self, LEVELS, STRIDE};
-use super::query::{Pages, Positions, Query};
-use super::ring::{self, Place, Ring};
+use super::epoch::{Epoch, Stamp};
+use super::geometry::{page_of, SPANS};
+use super::pages::Pages;
+use super::query::Query;
+use super::ring::{Reserved, Ring};
 use super::slots::{Slot, Slots};
-use super::undo::Receipt;
-use super::{Table, TRIES};
+use super::writing::Writing;
+use super::{bump, Table, RETRIES};
 use crate::chunk::ChunkHash;
-use crate::store::SharedStore;
+use crate::store::{Expect, SharedStore};
+use core::ops::Range;
 
 /// What a notify did.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notified {
-    /// For [`Table::undo`].
-    pub receipt: Receipt,
+    /// For taking it back; nothing when nothing was inserted.
+    pub receipt: Option<Receipt>,
     /// Leading chunks of the prompt that the pod holds now.
     pub stored: u32,
-    /// Chunks of the pod that were evicted.
+    /// Chunks that the pod lost for it.
     pub evicted: u32,
-    /// Whether other workers were first so often that some of it was given up.
-    pub dropped: bool,
+    /// Chunks that should have been stored and were not.
+    pub dropped: u32,
 }
 
-/// One chunk on its way into a page.
-#[derive(Debug, Clone, Copy)]
-struct Task {
-    at: usize,
-    hash: u64,
-    place: Place,
+/// What a notify inserted: chunks of its prompt, at untouched stamps of some epochs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    pub(super) slot: Slot,
+    pub(super) chunks: Range<usize>,
+    pub(super) oldest: Epoch,
+    pub(super) newest: Epoch,
 }
 
-/// What became of the tasks so far.
-#[derive(Debug, Default)]
-struct Outcome {
-    /// Position and epoch of each chunk that was new.
-    inserted: Vec<(u32, u32)>,
-    /// Epochs that have a chunk less than the ring counts.
-    give_back: Vec<u32>,
-    /// First position that could not be stored.
-    lost: Option<usize>,
-    /// Given up after too many conflicts.
-    dropped: bool,
+impl Receipt {
+    /// Whether an entry of that stamp is as it was inserted.
+    pub(super) fn inserted_at(&self, stamp: Stamp) -> bool {
+        let epoch = stamp.epoch();
+        !stamp.is_touched() && !epoch.is_before(self.oldest) && !self.newest.is_before(epoch)
+    }
 }
 
-/// One notify under way.
-struct Work<'a> {
-    table: &'a Table,
-    store: &'a dyn SharedStore,
-    chain: &'a [ChunkHash],
-    slot: Slot,
-    slots: Slots,
-    pages: Pages,
-    positions: Positions,
-    outcome: Outcome,
-}
+/// Lost against other writers for good.
+pub(super) struct Beaten;
 
 impl Table {
-    /// Stores the first `capacity` chunks of `chain` for a pod and evicts its least recently used
-    /// ones. `query` is one of the same chain, best the one that was just made.
+    /// Stores the leading chunks of `chain`, at most `capacity`, for `slot`'s pod as just used.
     pub fn notify(
         &self,
         store: &dyn SharedStore,
@@ -72,362 +67,227 @@ impl Table {
         capacity: u32,
         query: Query,
     ) -> Notified {
-        let capacity = capacity.min(self.geometry.max_capacity_chunks);
+        let capacity = capacity.min(self.geometry().max_capacity_chunks);
         let chain = chain.get(..capacity as usize).unwrap_or(chain);
+        if chain.is_empty() {
+            return Notified::default();
+        }
         let Query {
-            slots,
-            pages,
-            positions,
+            mut slots,
+            mut slots_at,
+            mut pages,
             ..
         } = query;
-        let mut notified = Notified {
-            receipt: Receipt::empty(slot),
-            stored: 0,
-            evicted: 0,
-            dropped: false,
-        };
-        if chain.is_empty() || !slots.owns(slot) {
-            return notified;
+        if slots.resolve(slot).is_none() {
+            (slots, slots_at) = self.read_slots(store);
         }
-        let outcome = Outcome::default();
-        let mut work = Work {
+        let dropped = || {
+            bump(&self.counters.dropped_notifies, 1);
+            Notified {
+                dropped: chain.len() as u32,
+                ..Notified::default()
+            }
+        };
+        let Some(index) = slots.resolve(slot) else {
+            return dropped();
+        };
+        let mut had = vec![None; chain.len()];
+        self.held(
+            store,
+            &mut pages,
+            chain,
+            index,
+            slots.floor(index),
+            &mut had,
+        );
+        let slot = Slot { index, ..slot };
+        let Ok((ring, reserved, sweep)) = self.reserve(store, slot, capacity, &slots, &mut had)
+        else {
+            return dropped();
+        };
+        if self
+            .raise_watermark(store, slot, ring.floor(), &mut slots, slots_at)
+            .is_err()
+        {
+            return dropped();
+        }
+        pages.plan_is_made();
+        let mut writing = Writing {
             table: self,
             store,
             chain,
-            slot,
+            slot: index,
             slots,
             pages,
-            positions,
-            outcome,
+            had,
+            targets: reserved.targets,
+            written: 0,
+            limit: chain.len(),
+            give_back: Vec::new(),
         };
-        let Some((places, evicted)) = work.charge(capacity) else {
-            self.count(|stats| &mut stats.dropped_notifies);
-            notified.dropped = true;
-            return notified;
-        };
-        let mut tasks = Vec::with_capacity(STRIDE);
-        for (number, places) in places.chunks(STRIDE).enumerate() {
-            let first = number.wrapping_mul(STRIDE);
-            let hashes = chain.get(first..).unwrap_or_default();
-            tasks.clear();
-            tasks.extend(
-                places
-                    .iter()
-                    .zip(hashes)
-                    .enumerate()
-                    .map(|(i, (place, hash))| Task {
-                        at: first.wrapping_add(i),
-                        hash: hash.0,
-                        place: *place,
-                    }),
-            );
-            work.write(0, &tasks);
+        let (stored, unwritten) = writing.write();
+        writing.give_back_unwritten(unwritten);
+        let (first, number) = sweep;
+        for page in 0..number {
+            writing.sweep(first.saturating_add(page));
         }
-        let Outcome {
-            inserted,
-            give_back,
-            lost,
-            dropped,
-        } = work.outcome;
-        if dropped {
-            self.count(|stats| &mut stats.dropped_notifies);
+        let receipt = writing.receipt(slot, stored);
+        self.give_back(store, slot, &writing.give_back);
+        Notified {
+            receipt,
+            stored: stored as u32,
+            evicted: reserved.evicted,
+            dropped: chain.len().saturating_sub(stored) as u32,
         }
-        self.give_back(store, slot, &work.slots, &give_back);
-        self.sweep(store, &work.slots);
-        notified.stored = u32::try_from(lost.unwrap_or(places.len())).unwrap_or(u32::MAX);
-        notified.receipt.inserted = inserted;
-        notified.evicted = evicted;
-        notified.dropped = dropped;
-        notified
     }
 
-    /// Takes chunks of these epochs out of the pod's counts.
-    pub(super) fn give_back(
+    /// How the slot holds the leading chunks of `chain`; returns their number.
+    pub(super) fn held(
+        &self,
+        store: &dyn SharedStore,
+        pages: &mut Pages,
+        chain: &[ChunkHash],
+        slot: u8,
+        floor: Stamp,
+        out: &mut [Option<Stamp>],
+    ) -> usize {
+        self.held_at(store, pages, usize::MAX, chain, slot, floor, out)
+    }
+
+    /// As [`Table::held`], for chunks that share a page at `level`; above level 0 is the chain.
+    #[expect(clippy::too_many_arguments, reason = "one recursion over the levels")]
+    fn held_at(
+        &self,
+        store: &dyn SharedStore,
+        pages: &mut Pages,
+        level: usize,
+        chunks: &[ChunkHash],
+        slot: u8,
+        floor: Stamp,
+        out: &mut [Option<Stamp>],
+    ) -> usize {
+        let mut reach = 0;
+        if level != usize::MAX {
+            let Some(first) = chunks.first() else {
+                return 0;
+            };
+            let page = pages.get(self, store, page_of(*first, level, self.pages()));
+            page.held(chunks, slot, floor, out);
+            // Levels above may hold more of the group's head than this page.
+            reach = out.iter().take_while(|held| held.is_some()).count();
+            if reach >= chunks.len() || !page.overflowed() {
+                return reach;
+            }
+        }
+        let below = level.wrapping_add(1);
+        let Some(&span) = SPANS.get(below) else {
+            return reach;
+        };
+        let groups = chunks.chunks(span).zip(out.chunks_mut(span)).enumerate();
+        for (number, (group, out)) in groups.skip(reach.checked_div(span).unwrap_or(0)) {
+            let start = number.saturating_mul(span);
+            let found = self.held_at(store, pages, below, group, slot, floor, out);
+            reach = reach.max(start.saturating_add(found));
+            if reach < start.saturating_add(group.len()) {
+                break;
+            }
+        }
+        reach
+    }
+
+    /// Counts the chunks in the slot's ring. Afterwards `had` says which were counted as moved.
+    fn reserve(
         &self,
         store: &dyn SharedStore,
         slot: Slot,
+        capacity: u32,
         slots: &Slots,
-        epochs: &[u32],
-    ) {
-        if epochs.is_empty() {
-            return;
-        }
-        for _ in 0..TRIES {
-            let mut ring = self.ring(store, slot, slots);
-            ring.give_back(epochs);
-            if self.write_ring(store, slot, &ring) {
-                return;
+        had: &mut [Option<Stamp>],
+    ) -> Result<(Ring, Reserved, (u32, u32)), Beaten> {
+        let watermark = slots
+            .get(slot.index)
+            .map_or(Epoch::new(0), |entry| entry.watermark);
+        for _ in 0..RETRIES {
+            let (found, expected) = self.read_ring(store, slot.index);
+            let known = found.clone();
+            let mut ring =
+                found.unwrap_or_else(|| Ring::new(slot.pod, self.restart(watermark, expected)));
+            if !ring.belongs_to(slot.pod) {
+                // Either the slot went to another pod or a crash left the ring behind.
+                let (today, _) = self.read_slots(store);
+                let owner = today
+                    .get(slot.index)
+                    .filter(|entry| entry.owner == slot.pod.0);
+                let watermark = owner.ok_or(Beaten)?.watermark;
+                let start = ring.current().after(1).latest(watermark);
+                ring.reset(slot.pod, start);
             }
+            ring.raise(watermark);
+            let floor = Stamp::floor(ring.floor());
+            let reserved = ring.reserve(had, capacity);
+            let mut sweep = (0, 0);
+            if reserved.changed || known.as_ref() != Some(&ring) {
+                sweep = ring.advance_sweep(reserved.advanced, self.pages());
+                if !self.write_ring(store, slot.index, &ring, expected) {
+                    continue;
+                }
+            }
+            for stamp in had.iter_mut() {
+                *stamp = stamp.filter(|stamp| stamp.covers(floor));
+            }
+            return Ok((ring, reserved, sweep));
         }
-        // The counts stay too high until those epochs die.
-        self.count(|stats| &mut stats.dropped_notifies);
+        Err(Beaten)
     }
 
-    /// Removes the dead chunks of one page, the next in turn, so that none lives until its epoch
-    /// comes round again.
-    fn sweep(&self, store: &dyn SharedStore, slots: &Slots) {
-        let number = self.sweep.get();
-        self.sweep.set(
-            number
-                .saturating_add(1)
-                .checked_rem(self.pages)
-                .unwrap_or(0),
-        );
-        let mut page = self.page(store, number);
-        if page
-            .all_pairs()
-            .any(|pair| !slots.is_alive(pair.slot, pair.epoch))
-        {
-            page.retain(|_, pair| slots.is_alive(pair.slot, pair.epoch));
-            let _ = self.write_page(store, number, &mut page);
+    /// Makes the slot's watermark at least `floor`, here and for all.
+    fn raise_watermark(
+        &self,
+        store: &dyn SharedStore,
+        slot: Slot,
+        floor: Epoch,
+        slots: &mut Slots,
+        mut slots_at: Expect,
+    ) -> Result<(), Beaten> {
+        for _ in 0..RETRIES {
+            if !slots.raise(slot.index, floor) || self.write_slots(store, slots, slots_at) {
+                return Ok(());
+            }
+            (*slots, slots_at) = self.read_slots(store);
+            let owner = slots.get(slot.index).map(|entry| entry.owner);
+            if owner != Some(slot.pod.0) {
+                break;
+            }
+        }
+        Err(Beaten)
+    }
+
+    /// Takes counts off the slot's ring. When that fails it counts too much until they die.
+    pub(super) fn give_back(&self, store: &dyn SharedStore, slot: Slot, counts: &[(Epoch, u32)]) {
+        if counts.is_empty() {
+            return;
+        }
+        for _ in 0..RETRIES {
+            let (Some(mut ring), expected) = self.read_ring(store, slot.index) else {
+                return;
+            };
+            if !ring.belongs_to(slot.pod) {
+                return;
+            }
+            for (epoch, count) in counts {
+                ring.give_back(*epoch, *count);
+            }
+            if self.write_ring(store, slot.index, &ring, expected) {
+                return;
+            }
         }
     }
 }
 
-impl Work<'_> {
-    /// Charges the ring and raises the watermark. `None`: the pod was forgotten meanwhile, or
-    /// other workers were first too often.
-    fn charge(&mut self, capacity: u32) -> Option<(Vec<Place>, u32)> {
-        let existing = self.existing();
-        for _ in 0..TRIES {
-            let mut ring = self.table.ring(self.store, self.slot, &self.slots);
-            let seen = self.slots.entry(self.slot.index);
-            if ring.generation != seen.generation {
-                // Forgotten since the query; or a forget that died half-way, or a ring that was
-                // junk: complete it. What a notify saw before that is void.
-                self.table.write_ring(self.store, self.slot, &ring);
-                self.table.raise(self.store, self.slot, &ring);
-                return None;
-            }
-            let (places, evicted) = ring.charge(&existing, capacity);
-            if self.table.write_ring(self.store, self.slot, &ring) {
-                self.raise(&ring, seen.watermark);
-                return Some((places, evicted));
-            }
-        }
-        None
+/// Counts one more chunk of an epoch.
+pub(super) fn add_up(counts: &mut Vec<(Epoch, u32)>, epoch: Epoch) {
+    match counts.last_mut() {
+        Some((last, count)) if *last == epoch => *count = count.saturating_add(1),
+        _ => counts.push((epoch, 1)),
     }
-
-    fn raise(&mut self, ring: &Ring, seen: u32) {
-        if ring.watermark() != seen {
-            self.table.raise(self.store, self.slot, ring);
-            self.slots.raise(self.slot, ring);
-        }
-    }
-
-    /// For each chunk the live epoch in which the pod has it.
-    fn existing(&mut self) -> Vec<Option<u32>> {
-        let mut existing = Vec::with_capacity(self.chain.len());
-        for first in (0..self.chain.len()).step_by(STRIDE) {
-            let number = place::page(self.chain, first, 0, self.table.pages).unwrap_or(0);
-            let page = self.pages.get(self.table, self.store, number);
-            let overflowed = page.overflowed();
-            let stride = self.chain.get(first..).unwrap_or_default();
-            for (at, hash) in (first..).zip(stride.iter().take(STRIDE)) {
-                let position = match self.positions.get(at) {
-                    Some(known) => *known,
-                    None => {
-                        let found = page.find(hash.0);
-                        self.positions.push(found);
-                        found
-                    }
-                };
-                let found = position.and_then(|found| page.pair_at(found, self.slot.index));
-                let alive = found.filter(|(_, pair)| self.slots.is_alive(pair.slot, pair.epoch));
-                existing.push(alive.map(|(_, pair)| pair.epoch));
-            }
-            if overflowed {
-                for (i, place) in existing.iter_mut().enumerate().skip(first) {
-                    if place.is_none() {
-                        *place = self.further(0, i);
-                    }
-                }
-            }
-        }
-        existing
-    }
-
-    /// The live epoch in which the pod has a chunk on a level deeper than `level`, whose page is
-    /// marked.
-    fn further(&mut self, level: usize, at: usize) -> Option<u32> {
-        let hash = self.chain.get(at)?.0;
-        for deeper in level.saturating_add(1)..LEVELS {
-            let number = place::page(self.chain, at, deeper, self.table.pages)?;
-            let page = self.pages.get(self.table, self.store, number);
-            if let Some((_, pair)) = page.pair_of(hash, self.slot.index) {
-                if self.slots.is_alive(pair.slot, pair.epoch) {
-                    return Some(pair.epoch);
-                }
-            }
-            if !page.overflowed() {
-                return None;
-            }
-        }
-        None
-    }
-
-    /// Writes tasks that share a page of this level; what has no room there goes on to the next.
-    fn write(&mut self, level: usize, tasks: &[Task]) {
-        let Some(first) = tasks.first() else { return };
-        let Some(number) = place::page(self.chain, first.at, level, self.table.pages) else {
-            tasks.iter().for_each(|task| self.lose(task));
-            self.table
-                .count_many(|stats| &mut stats.dropped_chunks, tasks.len() as u64);
-            return;
-        };
-        for _ in 0..TRIES {
-            let (inserted, given) = (self.outcome.inserted.len(), self.outcome.give_back.len());
-            let attempt = self.attempt(level, number, tasks);
-            let written = match attempt.page {
-                Some(mut page) => self.table.write_page(self.store, number, &mut page),
-                None => true,
-            };
-            if written {
-                let next = place::stride(level.saturating_add(1));
-                let together = |a: &Task, b: &Task| a.at / next.max(1) == b.at / next.max(1);
-                for group in attempt.further.chunk_by(together) {
-                    self.write(level.saturating_add(1), group);
-                }
-                return;
-            }
-            self.outcome.inserted.truncate(inserted);
-            self.outcome.give_back.truncate(given);
-        }
-        self.outcome.dropped = true;
-        tasks.iter().for_each(|task| self.lose(task));
-    }
-
-    fn lose(&mut self, task: &Task) {
-        let lost = self.outcome.lost.map_or(task.at, |at| at.min(task.at));
-        self.outcome.lost = Some(lost);
-        if let Place::Epoch(epoch) = task.place {
-            self.outcome.give_back.push(epoch);
-        }
-    }
-
-    /// Applies tasks to the page.
-    fn attempt(&mut self, level: usize, number: u64, tasks: &[Task]) -> Attempt {
-        let slot = self.slot.index;
-        let mut changed = false;
-        let mut inserts: Vec<Insert> = Vec::new();
-        let mut new: Vec<Task> = Vec::new();
-        let mut further: Vec<Task> = Vec::new();
-        // What was found before holds for as long as nobody took the page.
-        let known = level == 0 && self.pages.has(number);
-        let mut page = self.pages.take(self.table, self.store, number);
-        let overflowed = page.overflowed();
-        for task in tasks {
-            let epoch = task.place.epoch();
-            let position = match self.positions.get(task.at) {
-                Some(position) if known => *position,
-                _ => page.find(task.hash),
-            };
-            let found = position.and_then(|position| page.pair_at(position, slot));
-            match found.filter(|(_, pair)| self.slots.is_alive(slot, pair.epoch)) {
-                Some((at, pair)) if ring::is_alive(pair.epoch, epoch) => {
-                    // In this epoch or a later one: another notify had it before us.
-                    if let Place::Epoch(epoch) = task.place {
-                        self.outcome.give_back.push(epoch);
-                    }
-                    if !pair.touched {
-                        page.set_pair(
-                            at,
-                            Pair {
-                                touched: true,
-                                ..pair
-                            },
-                        );
-                        changed = true;
-                    }
-                }
-                Some((at, pair)) => {
-                    self.outcome.give_back.push(pair.epoch);
-                    page.set_pair(
-                        at,
-                        Pair {
-                            slot,
-                            touched: false,
-                            epoch,
-                        },
-                    );
-                    changed = true;
-                }
-                None if overflowed && self.further(level, task.at).is_some() => {
-                    further.push(*task);
-                }
-                // It was there when the ring was charged, so nothing was charged for it.
-                None if matches!(task.place, Place::Touch(_)) => {}
-                None => {
-                    inserts.push(Insert {
-                        hash: task.hash,
-                        pair: Pair {
-                            slot,
-                            touched: false,
-                            epoch,
-                        },
-                    });
-                    new.push(*task);
-                }
-            }
-        }
-        if !inserts.is_empty() {
-            changed = true;
-            let taken = self.insert(&mut page, &inserts);
-            for (i, task) in new.into_iter().enumerate() {
-                if i < taken {
-                    let at = u32::try_from(task.at).unwrap_or(u32::MAX);
-                    self.outcome.inserted.push((at, task.place.epoch()));
-                } else {
-                    page.set_overflowed();
-                    let order = further.partition_point(|other| other.at < task.at);
-                    further.insert(order, task);
-                }
-            }
-        }
-        Attempt {
-            page: changed.then_some(page),
-            further,
-        }
-    }
-
-    /// Inserts as many as there is room for, in their order; dead chunks make room.
-    fn insert(&self, page: &mut Page, inserts: &[Insert]) -> usize {
-        let alive = |pair: &Pair| self.slots.is_alive(pair.slot, pair.epoch);
-        let (all, dead) = page
-            .all_pairs()
-            .fold((0usize, 0usize), |(all, dead), pair| {
-                (
-                    all.wrapping_add(1),
-                    dead.wrapping_add(usize::from(!alive(&pair))),
-                )
-            });
-        // A dead pair of the same pod must go before a live one comes; others once they are many.
-        let slot = self.slot.index;
-        let again = |insert: &Insert| page.pair_of(insert.hash, slot).is_some();
-        if dead.saturating_mul(4) > all || (dead > 0 && inserts.iter().any(again)) {
-            page.retain(|_, pair| alive(&pair));
-        }
-        if page.insert(inserts) {
-            return inserts.len();
-        }
-        page.retain(|_, pair| alive(&pair));
-        let (mut taken, mut most) = (0usize, inserts.len());
-        while taken < inserts.len() && most > 0 {
-            let end = taken.saturating_add(most).min(inserts.len());
-            if page.insert(inserts.get(taken..end).unwrap_or_default()) {
-                taken = end;
-            } else {
-                most /= 2;
-            }
-        }
-        taken
-    }
-}
-
-/// What tasks came to.
-struct Attempt {
-    /// The page to be written, if it changed.
-    page: Option<Page>,
-    /// Tasks for the next level, in the order of the prompt.
-    further: Vec<Task>,
 }

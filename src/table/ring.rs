@@ -1,332 +1,330 @@
-//! The LRU of one pod: how many live chunks each span of epochs has.
+//! The `ring/<slot>` value: how many chunks of a pod were last touched in which epochs.
 //!
-//! Time is counted in epochs. The current epoch takes up to C/16 chunks, then the next begins;
-//! a chunk that is touched moves to the current epoch. Evicting is dropping the oldest span and
-//! raising the watermark. Epochs are 23 bits wide and compared by distance around the circle.
-//! Invariants: the counts are never less than what pages hold for the pod; a span holds at most
-//! C/16 chunks, so that this is the grain of an eviction; a pod under capacity loses nothing.
-//! Cost: 8 bytes a span, at most [`MAX_SPANS`] of them.
+//! Owns the LRU. The newest bucket is the current epoch; it advances when it holds a grain
+//! (C/16) of chunks. Evicting drops the oldest buckets and raises the floor; a full ring merges
+//! two neighbours, which loses no chunk.
+//!
+//! Invariant: from any epoch on, the buckets count at least the chunks that live there. Inserts
+//! are counted before their pages are written, a move hands its count on to a newer bucket, and
+//! only what is proven absent is given back. So a crash or a race counts too much, never too
+//! little, and heals as epochs die.
+//! Cost: one pass over the prompt's chunks and at most 40 buckets.
 
-use super::frame::FRAME;
-use super::slots::Entry;
-use crate::store::Expect;
+use super::epoch::{Epoch, Stamp, MAX_SPAN, SWEEP_SPAN};
+use super::slots::PodKey;
+use super::wire;
 
-/// Epochs wrap here.
-pub(super) const EPOCH_MASK: u32 = (1 << 23) - 1;
-/// Half of the circle: what is further ahead is behind.
-const HALF: u32 = 1 << 22;
-/// Chunks not touched for so many epochs are evicted in any case, long before epochs wrap.
-const MAX_AGE: u32 = 1 << 21;
-/// More spans than this are merged. With twice 35 of them there are always two neighbours of at
-/// most C/16 chunks together, even while a notify counts its chunks twice.
-const MAX_SPANS: usize = 72;
-/// An eviction's grain is C over this.
+/// Buckets kept between notifies. Of 32 and more, some two neighbours hold at most a grain.
+const MAX_BUCKETS: usize = 40;
+const BUCKET: usize = 8;
+const HEADER: usize = wire::SEAL + 8 + 4 + 4;
+/// Bytes of the largest value.
+pub(super) const RING_MAX: usize = HEADER + MAX_BUCKETS * BUCKET;
+/// Grains in the capacity of a pod.
 const GRAINS: u32 = 16;
 
-/// Whether `epoch` is `watermark` or after it.
-pub(super) const fn is_alive(epoch: u32, watermark: u32) -> bool {
-    epoch.wrapping_sub(watermark) & EPOCH_MASK < HALF
-}
-
-fn after(epoch: u32, by: u32) -> u32 {
-    epoch.wrapping_add(by) & EPOCH_MASK
-}
-
+/// Chunks last touched from `start` up to the start of the next bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
-    start: u32,
-    count: u32,
+pub(super) struct Bucket {
+    pub(super) start: Epoch,
+    pub(super) count: u32,
 }
 
-/// Live chunks of a pod by age.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ring {
-    /// How often the pod was emptied; a notify that began before is void.
-    pub generation: u32,
-    /// Oldest first; never empty. The last one is the current epoch alone.
-    spans: Vec<Span>,
-    version: Option<u32>,
+    owner: u64,
+    floor: Epoch,
+    /// Page that is swept next on behalf of this slot.
+    sweep: u32,
+    /// Oldest first; never empty, and the last one's start is the current epoch.
+    buckets: Vec<Bucket>,
 }
 
-/// Where a notify puts a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// It is in the right epoch already; mark it as touched again.
-    Touch(u32),
-    /// Into this epoch.
-    Epoch(u32),
+/// What a prompt will look like once stored.
+#[derive(Debug, Default)]
+pub(super) struct Reserved {
+    /// The stamp that each chunk is to carry, head first.
+    pub(super) targets: Vec<Stamp>,
+    /// Chunks that the pod lost for it.
+    pub(super) evicted: u32,
+    /// Epochs by which the slot's clock advanced.
+    pub(super) advanced: u32,
+    /// Whether the ring must be written.
+    pub(super) changed: bool,
 }
 
-impl Place {
-    /// The epoch that the chunk is in, or goes to.
-    pub fn epoch(self) -> u32 {
-        match self {
-            Self::Touch(epoch) | Self::Epoch(epoch) => epoch,
-        }
-    }
-}
+/// The evicting would reach chunks of the prompt itself.
+struct Overfull;
 
 impl Ring {
-    /// The ring of a slot that has none that can be used. If it `existed`, nobody knows which
-    /// epochs the pod's chunks have: it starts after all that could be.
-    pub fn lost(entry: Entry, version: Option<u32>, existed: bool) -> Self {
-        let (skip, generation) = if existed { (MAX_AGE, 1) } else { (0, 0) };
-        let start = after(
-            entry.watermark,
-            skip.wrapping_mul(2).min(HALF.wrapping_sub(1)),
-        );
-        let generation = entry.generation.wrapping_add(generation);
-        Self {
-            generation,
-            spans: vec![Span { start, count: 0 }],
-            version,
+    pub(super) fn new(pod: PodKey, start: Epoch) -> Self {
+        let first = Bucket { start, count: 0 };
+        Ring {
+            owner: pod.0,
+            floor: start,
+            sweep: 0,
+            buckets: vec![first],
         }
     }
 
-    /// A sound value: generation, then start and count of each span.
-    pub fn decode(value: &[u8], version: Option<u32>) -> Option<Self> {
-        let (generation, rest) = value.get(FRAME..)?.split_first_chunk::<8>()?;
-        let span = |bytes: &[u8]| {
-            let both = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
-            Some(Span {
-                start: both as u32 & EPOCH_MASK,
-                count: (both >> 32) as u32,
+    /// Nothing when the value is junk.
+    pub(super) fn decode(tag: u64, bytes: &[u8]) -> Option<Self> {
+        if bytes.len() > RING_MAX || !wire::verify(tag, bytes) {
+            return None;
+        }
+        let (records, _) = bytes.get(HEADER..)?.as_chunks::<BUCKET>();
+        let buckets: Vec<Bucket> = records
+            .iter()
+            .map(|record| Bucket {
+                start: Epoch::new(wire::u32_at(record, 0).unwrap_or(0)),
+                count: wire::u32_at(record, 4).unwrap_or(0),
             })
-        };
-        let spans: Vec<Span> = rest.chunks_exact(8).filter_map(span).collect();
-        let generation = u64::from_le_bytes(*generation) as u32;
-        (!spans.is_empty()).then_some(Self {
-            generation,
-            spans,
-            version,
+            .collect();
+        buckets.last()?;
+        Some(Ring {
+            owner: wire::u64_at(bytes, 8)?,
+            floor: Epoch::new(wire::u32_at(bytes, 16)?),
+            sweep: wire::u32_at(bytes, 20)?,
+            buckets,
         })
     }
 
-    /// The value, to be sealed.
-    pub fn encode(&self) -> Vec<u8> {
-        let size = self.spans.len().saturating_mul(8).saturating_add(FRAME + 8);
-        let mut value = Vec::with_capacity(size);
-        value.resize(FRAME, 0);
-        value.extend_from_slice(&u64::from(self.generation).to_le_bytes());
-        for span in &self.spans {
-            let both = u64::from(span.start) | (u64::from(span.count) << 32);
-            value.extend_from_slice(&both.to_le_bytes());
+    pub(super) fn encode(&self, tag: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(RING_MAX);
+        bytes.extend_from_slice(&[0; wire::SEAL]);
+        bytes.extend_from_slice(&self.owner.to_le_bytes());
+        bytes.extend_from_slice(&self.floor.raw().to_le_bytes());
+        bytes.extend_from_slice(&self.sweep.to_le_bytes());
+        for bucket in &self.buckets {
+            bytes.extend_from_slice(&bucket.start.raw().to_le_bytes());
+            bytes.extend_from_slice(&bucket.count.to_le_bytes());
         }
-        value
+        wire::seal(tag, &mut bytes);
+        bytes
     }
 
-    pub fn expect(&self) -> Expect {
-        self.version.map_or(Expect::Absent, Expect::Version)
+    pub(super) fn belongs_to(&self, pod: PodKey) -> bool {
+        self.owner == pod.0
     }
 
-    /// Epoch below which the pod's chunks are dead.
-    pub fn watermark(&self) -> u32 {
-        self.spans.first().map_or(0, |span| span.start)
+    pub(super) fn floor(&self) -> Epoch {
+        self.floor
     }
 
-    /// Live chunks, or a little more.
-    pub fn total(&self) -> u32 {
-        self.spans
+    /// The epoch of what is stored now.
+    pub(super) fn current(&self) -> Epoch {
+        self.buckets
+            .last()
+            .map_or(self.floor, |bucket| bucket.start)
+    }
+
+    /// Chunks counted in all buckets.
+    pub(super) fn total(&self) -> u32 {
+        self.buckets
             .iter()
-            .fold(0, |sum, span| sum.saturating_add(span.count))
+            .fold(0u32, |sum, bucket| sum.saturating_add(bucket.count))
     }
 
-    fn current(&self) -> u32 {
-        self.spans.last().map_or(0, |span| span.start)
+    #[cfg(test)]
+    pub(super) fn buckets(&self) -> &[Bucket] {
+        &self.buckets
     }
 
-    /// All chunks die; the next epoch is a fresh one.
-    pub fn forget(&mut self) {
-        let start = after(self.current(), 1);
-        self.spans = vec![Span { start, count: 0 }];
-        self.generation = self.generation.wrapping_add(1);
+    /// Starts over for `pod`: all that was stored is dead, in any reservation too.
+    pub(super) fn reset(&mut self, pod: PodKey, start: Epoch) {
+        self.owner = pod.0;
+        self.floor = start;
+        self.buckets.clear();
+        self.buckets.push(Bucket { start, count: 0 });
     }
 
-    /// Charges a notify: gives each chunk its epoch, from the tail to the head, so that the head
-    /// is never older than the tail; then evicts down to `capacity`. `existing`: the live epoch
-    /// of each chunk in the pod's pages, head first. Returns the places, head first, without the
-    /// tail that was evicted at once, and the number of older chunks evicted.
-    pub fn charge(&mut self, existing: &[Option<u32>], capacity: u32) -> (Vec<Place>, u32) {
-        let grain = capacity.checked_div(GRAINS).unwrap_or(1).max(1);
-        let mut moved: Vec<u32> = Vec::new();
-        // A worker may have died before it raised the watermark that readers see.
-        let oldest = self.watermark();
-        let mut places: Vec<Place> = existing
-            .iter()
-            .rev()
-            .map(|found| {
-                match found.filter(|epoch| is_alive(*epoch, oldest)) {
-                    Some(epoch) if epoch == self.current() => return Place::Touch(epoch),
-                    Some(epoch) => moved.push(epoch),
-                    None => {}
+    /// Catches up with a watermark that a crash left ahead of the floor.
+    pub(super) fn raise(&mut self, watermark: Epoch) {
+        if !self.floor.is_before(watermark) {
+            return;
+        }
+        let straddling = |next: &Bucket| !watermark.is_before(next.start);
+        while self.buckets.get(1).is_some_and(straddling) {
+            self.buckets.remove(0);
+        }
+        if self.current().is_before(watermark) {
+            self.buckets.clear();
+            self.buckets.push(Bucket {
+                start: watermark,
+                count: 0,
+            });
+        }
+        self.floor = watermark;
+    }
+
+    /// Gives back the count of a chunk of that epoch; a dead one was given back with its bucket.
+    pub(super) fn give_back(&mut self, epoch: Epoch, count: u32) {
+        if epoch.is_before(self.floor) {
+            return;
+        }
+        if let Some(bucket) = self
+            .bucket_of(epoch)
+            .and_then(|at| self.buckets.get_mut(at))
+        {
+            bucket.count = bucket.count.saturating_sub(count);
+        }
+    }
+
+    /// The pages to sweep after a reservation, as a start and a number: one whenever the clock
+    /// advances, and as many more as it takes to visit every page within [`SWEEP_SPAN`] epochs.
+    pub(super) fn advance_sweep(&mut self, advanced: u32, pages: u32) -> (u32, u32) {
+        let start = self.sweep.checked_rem(pages).unwrap_or(0);
+        let extra = u64::from(advanced).saturating_mul(u64::from(pages)) / SWEEP_SPAN;
+        let number = u32::try_from(extra)
+            .unwrap_or(u32::MAX)
+            .saturating_add(advanced.min(1))
+            .min(pages);
+        self.sweep = start.saturating_add(number).checked_rem(pages).unwrap_or(0);
+        (start, number)
+    }
+
+    /// Counts the touch of a prompt's chunks, of which `had` says how they are stored now.
+    ///
+    /// Epochs go from the tail to the head, so the head is never older than the tail.
+    pub(super) fn reserve(&mut self, had: &[Option<Stamp>], capacity: u32) -> Reserved {
+        let before = self.clone();
+        if let Ok(reserved) = self.try_reserve(had, capacity, false) {
+            return reserved;
+        }
+        // The prompt fills the pod and its tail would share an epoch with older chunks that must
+        // go: give it epochs of its own. Then evicting all others is always enough.
+        *self = before;
+        self.try_reserve(had, capacity, true).unwrap_or_default()
+    }
+
+    fn try_reserve(
+        &mut self,
+        had: &[Option<Stamp>],
+        capacity: u32,
+        fresh: bool,
+    ) -> Result<Reserved, Overfull> {
+        let grain = (capacity / GRAINS).max(1);
+        let before = self.current();
+        let mut reserved = Reserved::default();
+        if fresh {
+            self.advance();
+        }
+        let first = self.current();
+        let mut current = first;
+        let mut filled = self.buckets.last().map_or(0, |bucket| bucket.count);
+        let mut source: Option<(Epoch, usize)> = None;
+        let floor = Stamp::floor(self.floor);
+        reserved.targets.reserve_exact(had.len());
+        for stamp in had.iter().rev() {
+            let old = stamp.filter(|stamp| stamp.covers(floor)).map(Stamp::epoch);
+            if old == Some(current) {
+                reserved.targets.push(Stamp::new(current, true));
+                continue;
+            }
+            if filled >= grain {
+                self.advance();
+                current = self.current();
+                filled = 0;
+            }
+            reserved.changed = true;
+            filled = filled.saturating_add(1);
+            if let Some(bucket) = self.buckets.last_mut() {
+                bucket.count = filled;
+            }
+            if let Some(epoch) = old {
+                let at = match source {
+                    Some((known, at)) if known == epoch => Some(at),
+                    _ => self.bucket_of(epoch),
+                };
+                source = at.map(|at| (epoch, at));
+                // A move takes its count along; if a race took it already, it counts twice.
+                if let Some(bucket) = at.and_then(|at| self.buckets.get_mut(at)) {
+                    bucket.count = bucket.count.saturating_sub(1);
                 }
-                if self.spans.last().is_none_or(|span| span.count >= grain) {
-                    let start = after(self.current(), 1);
-                    self.spans.push(Span { start, count: 0 });
-                }
-                let current = self.current();
-                if let Some(span) = self.spans.last_mut() {
-                    span.count = span.count.saturating_add(1);
-                }
-                Place::Epoch(current)
-            })
-            .collect();
-        places.reverse();
-        let evicted = self.evict(capacity, &moved);
+            }
+            reserved.targets.push(Stamp::new(current, old.is_some()));
+        }
+        reserved.targets.reverse();
+        reserved.evicted = self.evict(capacity, first)?;
         self.merge();
-        let watermark = self.watermark();
-        let stored = places
-            .iter()
-            .take_while(|place| is_alive(place.epoch(), watermark))
-            .count();
-        places.truncate(stored);
-        (places, evicted)
+        reserved.advanced = self.current().since(before);
+        reserved.changed |= reserved.evicted > 0;
+        Ok(reserved)
     }
 
-    /// Drops the oldest spans until `capacity` holds. A chunk that is being moved counts twice
-    /// until its notify gives the old place back, unless that place is dropped here.
-    fn evict(&mut self, capacity: u32, moved: &[u32]) -> u32 {
+    fn advance(&mut self) {
+        let start = self.current().after(1);
+        self.buckets.push(Bucket { start, count: 0 });
+    }
+
+    fn bucket_of(&self, epoch: Epoch) -> Option<usize> {
+        self.buckets
+            .iter()
+            .rposition(|bucket| !epoch.is_before(bucket.start))
+    }
+
+    /// Drops the oldest buckets until at most `capacity` chunks are counted.
+    fn evict(&mut self, capacity: u32, prompt: Epoch) -> Result<u32, Overfull> {
         let mut total = self.total();
-        let mut twice = moved.len() as u32;
-        let current = self.current();
-        let mut evicted = 0u32;
-        let mut dead = 0usize;
-        for (span, next) in self.spans.iter().zip(self.spans.iter().skip(1)) {
-            let too_old = current.wrapping_sub(span.start) & EPOCH_MASK > MAX_AGE;
-            if total.saturating_sub(twice) <= capacity && !too_old {
+        let mut gone = 0usize;
+        let mut floor = None;
+        let newest = self.current();
+        for pair in self.buckets.windows(2) {
+            let [oldest, next] = pair else { break };
+            let ancient = newest.since(oldest.start) > MAX_SPAN;
+            if total <= capacity && !ancient {
                 break;
             }
-            let of_span =
-                |epoch: &&u32| is_alive(**epoch, span.start) && !is_alive(**epoch, next.start);
-            let moving = moved.iter().filter(of_span).count() as u32;
-            total = total.saturating_sub(span.count);
-            twice = twice.saturating_sub(moving);
-            evicted = evicted.saturating_add(span.count.saturating_sub(moving));
-            dead = dead.saturating_add(1);
+            if !oldest.start.is_before(prompt) {
+                return Err(Overfull);
+            }
+            total = total.saturating_sub(oldest.count);
+            gone = gone.saturating_add(1);
+            floor = Some(next.start);
         }
-        self.spans.drain(..dead.min(self.spans.len()));
-        evicted
+        if total > capacity {
+            return Err(Overfull);
+        }
+        let evicted = self.buckets.drain(..gone.min(self.buckets.len()));
+        let evicted = evicted.fold(0u32, |sum, bucket| sum.saturating_add(bucket.count));
+        self.floor = floor.unwrap_or(self.floor);
+        Ok(evicted)
     }
 
-    /// Joins the neighbours that have the fewest chunks, never the current epoch.
+    /// Joins the neighbours with the fewest chunks until the ring fits its value.
     fn merge(&mut self) {
-        while self.spans.len() > MAX_SPANS {
-            let old = self.spans.len().saturating_sub(1);
-            let pairs = self
-                .spans
-                .iter()
-                .take(old)
-                .zip(self.spans.iter().take(old).skip(1));
-            let sums = pairs
-                .map(|(a, b)| a.count.saturating_add(b.count))
-                .enumerate();
-            let Some((at, sum)) = sums.min_by_key(|(_, sum)| *sum) else {
-                return;
-            };
-            if let Some(span) = self.spans.get_mut(at) {
-                span.count = sum;
+        while self.buckets.len() > MAX_BUCKETS {
+            let older = self.buckets.len().saturating_sub(1);
+            let least = self
+                .buckets
+                .windows(2)
+                .enumerate()
+                .take(older.saturating_sub(1))
+                .min_by_key(|(_, pair)| {
+                    pair.iter().fold(0u32, |sum, b| sum.saturating_add(b.count))
+                });
+            let Some((at, &[_, next])) = least else { break };
+            self.buckets.remove(at.saturating_add(1));
+            if let Some(bucket) = self.buckets.get_mut(at) {
+                bucket.count = bucket.count.saturating_add(next.count);
             }
-            self.spans.remove(at.saturating_add(1));
         }
     }
 
-    /// Takes chunks of these epochs out of the counts. Dead epochs have no count any more.
-    pub fn give_back(&mut self, epochs: &[u32]) {
-        // Neighbouring chunks mostly have one epoch.
-        for run in epochs.chunk_by(|a, b| a == b) {
-            let Some(epoch) = run.first() else { continue };
-            let span = self
-                .spans
-                .iter_mut()
-                .rev()
-                .find(|span| is_alive(*epoch, span.start));
-            if let Some(span) = span {
-                span.count = span.count.saturating_sub(run.len() as u32);
-            }
+    /// Every invariant that needs no pages.
+    #[cfg(test)]
+    pub(super) fn validate(&self) {
+        assert!(!self.buckets.is_empty() && self.buckets.len() <= MAX_BUCKETS);
+        for pair in self.buckets.windows(2) {
+            assert!(pair[0].start.is_before(pair[1].start), "{self:?}");
         }
+        assert!(
+            self.current().since(self.buckets[0].start) <= MAX_SPAN,
+            "{self:?}"
+        );
+        assert!(!self.current().is_before(self.floor), "{self:?}");
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ring() -> Ring {
-        Ring::lost(Entry::default(), None, false)
-    }
-
-    #[test]
-    fn the_head_is_never_older_than_the_tail() {
-        let mut ring = ring();
-        let (places, evicted) = ring.charge(&[None; 40], 160);
-        assert_eq!(evicted, 0);
-        let epochs: Vec<u32> = places.iter().map(|place| place.epoch()).collect();
-        assert!(
-            epochs.windows(2).all(|pair| pair[0] >= pair[1]),
-            "{epochs:?}"
-        );
-        assert_eq!((epochs[0], epochs[39]), (3, 0));
-    }
-
-    #[test]
-    fn evicts_by_the_grain_and_only_above_capacity() {
-        let mut ring = ring();
-        for n in 0..16 {
-            assert_eq!(ring.charge(&[None; 10], 160).1, 0, "{n}");
-        }
-        assert_eq!(ring.total(), 160);
-        assert_eq!(ring.charge(&[None], 160).1, 10);
-        assert_eq!((ring.total(), ring.watermark()), (151, 1));
-    }
-
-    #[test]
-    fn moving_evicts_nothing() {
-        let mut ring = ring();
-        ring.charge(&[None; 80], 160);
-        ring.charge(&[None; 80], 160);
-        let existing: Vec<Option<u32>> = (0..80).rev().map(|n| Some(n / 10)).collect();
-        let (_, evicted) = ring.charge(&existing, 160);
-        assert_eq!(evicted, 0);
-        ring.give_back(&existing.iter().flatten().copied().collect::<Vec<_>>());
-        assert_eq!(ring.total(), 160);
-    }
-
-    #[test]
-    fn an_old_chunk_survives_while_under_capacity() {
-        let mut ring = ring();
-        ring.charge(&[None], 160);
-        let mut places = vec![None; 40];
-        for _ in 0..2000 {
-            let (next, evicted) = ring.charge(&places, 160);
-            assert_eq!(evicted, 0);
-            let (mut given, mut now) = (Vec::new(), Vec::new());
-            for (old, place) in places.iter().zip(next) {
-                match place {
-                    Place::Touch(epoch) => now.push(Some(epoch)),
-                    Place::Epoch(epoch) => {
-                        given.extend(old.iter().copied());
-                        now.push(Some(epoch));
-                    }
-                }
-            }
-            ring.give_back(&given);
-            places = now;
-            assert!(ring.spans.len() <= MAX_SPANS);
-            assert_eq!((ring.total(), ring.watermark()), (41, 0));
-        }
-    }
-
-    #[test]
-    fn epochs_wrap() {
-        let start = EPOCH_MASK - 1;
-        let mut ring = Ring {
-            generation: 0,
-            spans: vec![Span { start, count: 0 }],
-            version: None,
-        };
-        ring.charge(&[None; 50], 160);
-        assert_eq!((ring.current(), ring.watermark()), (2, start));
-        assert!(is_alive(2, start) && !is_alive(start, 2));
-        assert_eq!(Ring::decode(&ring.encode(), None), Some(ring));
-    }
-}
+mod tests;

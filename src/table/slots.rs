@@ -1,22 +1,36 @@
-//! Who owns which slot, and from which epoch on its chunks count.
+//! The `slots` value: who owns each slot, and the epoch below which its entries are dead.
 //!
-//! Invariant: a watermark only ever rises, and an owner changes only together with a watermark
-//! above everything that the slot held. Cost: 16 bytes a slot, read in place; every query reads
-//! the value once.
+//! Invariant: a watermark only rises, also when its slot changes hands, so a reader with an old
+//! copy may see the dead alive for a moment but never takes the living for dead.
+//! Cost: every query reads this one value, 12 bytes a slot.
 
-use super::frame::FRAME;
-use super::ring::{self, Ring};
-use crate::store::Expect;
-use twox_hash::XxHash64;
+use super::epoch::{Epoch, Stamp};
+use super::wire;
 
-/// Bytes of an entry: owner, watermark, generation.
-const ENTRY: usize = 16;
+const ENTRY: usize = 12;
 
-/// A pod's place in the tables.
+/// Bytes of the value for a number of slots.
+pub(super) const fn size(slots: usize) -> usize {
+    wire::SEAL.saturating_add(ENTRY.saturating_mul(slots))
+}
+
+/// A pod as the tables know it: a hash of its name, never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PodKey(pub(super) u64);
+
+impl PodKey {
+    /// The key of the pod of that name.
+    pub fn of(name: &str) -> Self {
+        PodKey(twox_hash::XxHash64::oneshot(0, name.as_bytes()).max(1))
+    }
+}
+
+/// A pod's place in the table. Safe to keep: when the slot went to another pod, it matches
+/// nothing and stores nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     pub(super) index: u8,
-    pub(super) owner: u64,
+    pub(super) pod: PodKey,
 }
 
 impl Slot {
@@ -26,158 +40,147 @@ impl Slot {
     }
 }
 
-/// One slot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Hash of the pod's name; 0: nobody.
-    pub owner: u64,
-    /// Chunks of older epochs are dead.
-    pub watermark: u32,
-    /// How often the slot was emptied.
-    pub generation: u32,
+    /// Key of the owner; 0 when nobody ever owned it.
+    pub(super) owner: u64,
+    pub(super) watermark: Epoch,
 }
 
-impl Entry {
-    fn decode(bytes: &[u8; ENTRY]) -> Self {
-        let all = u128::from_le_bytes(*bytes);
-        Self {
-            owner: all as u64,
-            watermark: (all >> 64) as u32,
-            generation: (all >> 96) as u32,
-        }
-    }
-
-    fn encode(self) -> [u8; ENTRY] {
-        let (watermark, generation) = (u128::from(self.watermark), u128::from(self.generation));
-        (u128::from(self.owner) | (watermark << 64) | (generation << 96)).to_le_bytes()
-    }
-}
-
-/// All slots, as read.
-#[derive(Debug, Clone)]
+/// The decoded value.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Slots {
-    value: Vec<u8>,
-    version: Option<u32>,
-}
-
-/// Name of an owner.
-pub(super) fn owner(name: &str) -> u64 {
-    XxHash64::oneshot(0, name.as_bytes()).max(1)
+    entries: Vec<Entry>,
 }
 
 impl Slots {
-    /// A value that was found sound; any other is empty slots.
-    pub fn new(sound: Option<Vec<u8>>, version: Option<u32>, max_pods: u32) -> Self {
-        let size = (max_pods.min(256) as usize)
-            .saturating_mul(ENTRY)
-            .saturating_add(FRAME);
-        let mut value = sound.unwrap_or_default();
-        value.resize(size, 0);
-        Self { value, version }
-    }
-
-    /// The value, to be sealed.
-    pub fn value(&mut self) -> &mut [u8] {
-        &mut self.value
-    }
-
-    pub fn expect(&self) -> Expect {
-        self.version.map_or(Expect::Absent, Expect::Version)
-    }
-
-    pub fn entry(&self, index: u8) -> Entry {
-        let at = usize::from(index).wrapping_mul(ENTRY).wrapping_add(FRAME);
-        let bytes = self.value.get(at..).and_then(<[u8]>::first_chunk::<ENTRY>);
-        bytes.map_or(Entry::default(), Entry::decode)
-    }
-
-    fn set(&mut self, index: u8, entry: Entry) {
-        let at = usize::from(index).wrapping_mul(ENTRY).wrapping_add(FRAME);
-        if let Some(bytes) = self
-            .value
-            .get_mut(at..)
-            .and_then(<[u8]>::first_chunk_mut::<ENTRY>)
-        {
-            *bytes = entry.encode();
+    pub(super) fn empty(slots: usize) -> Self {
+        let free = Entry {
+            owner: 0,
+            watermark: Epoch::new(0),
+        };
+        Slots {
+            entries: vec![free; slots],
         }
     }
 
-    fn entries(&self) -> impl Iterator<Item = (u8, Entry)> + '_ {
-        let body = self.value.get(FRAME..).unwrap_or_default();
-        let entry = |bytes: &[u8]| bytes.first_chunk::<ENTRY>().map(Entry::decode);
-        // There are at most 256 entries.
-        body.chunks_exact(ENTRY)
-            .filter_map(entry)
-            .enumerate()
-            .map(|(i, entry)| (i as u8, entry))
-    }
-
-    pub fn owns(&self, slot: Slot) -> bool {
-        self.entry(slot.index).owner == slot.owner
-    }
-
-    pub fn find(&self, owner: u64) -> Option<Slot> {
-        let (index, _) = self.entries().find(|(_, entry)| entry.owner == owner)?;
-        Some(Slot { index, owner })
-    }
-
-    /// A slot that nobody owns, else one whose owner is not in `live`.
-    pub fn vacant(&self, live: &[u64]) -> Option<u8> {
-        let free = self
-            .entries()
-            .find(|(_, entry)| entry.owner == 0)
-            .map(|(index, _)| index);
-        free.or_else(|| self.gone(live).map(|slot| slot.index))
-    }
-
-    /// A slot whose owner is not in `live`.
-    pub fn gone(&self, live: &[u64]) -> Option<Slot> {
-        let gone = |entry: &Entry| entry.owner != 0 && !live.contains(&entry.owner);
-        let (index, entry) = self.entries().find(|(_, entry)| gone(entry))?;
-        Some(Slot {
-            index,
-            owner: entry.owner,
-        })
-    }
-
-    /// Gives a slot to a pod, from where its emptied ring starts.
-    pub fn give(&mut self, index: u8, owner: u64, ring: &Ring) {
-        let (watermark, generation) = (ring.watermark(), ring.generation);
-        self.set(
-            index,
-            Entry {
-                owner,
-                watermark,
-                generation,
-            },
-        );
-    }
-
-    /// Raises a watermark to the ring's; false if there was nothing to raise.
-    pub fn raise(&mut self, slot: Slot, ring: &Ring) -> bool {
-        let mut entry = self.entry(slot.index);
-        let (watermark, generation) = (ring.watermark(), ring.generation);
-        if ring::is_alive(entry.watermark, watermark) && entry.generation == generation {
-            return false;
+    /// Nothing when the value is junk.
+    pub(super) fn decode(tag: u64, slots: usize, bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != size(slots) || !wire::verify(tag, bytes) {
+            return None;
         }
-        if ring::is_alive(watermark, entry.watermark) {
-            entry.watermark = watermark;
-        }
-        entry.generation = generation;
-        self.set(slot.index, entry);
-        true
+        let (records, _) = bytes.get(wire::SEAL..)?.as_chunks::<ENTRY>();
+        let entries = records
+            .iter()
+            .map(|record| Entry {
+                owner: wire::u64_at(record, 0).unwrap_or(0),
+                watermark: Epoch::new(wire::u32_at(record, 8).unwrap_or(0)),
+            })
+            .collect();
+        Some(Slots { entries })
     }
 
-    /// Whether a chunk of this slot and epoch counts. The owner does not matter: a slot that was
-    /// given away since this was read has its new watermark only in a later version.
-    pub fn is_alive(&self, slot: u8, epoch: u32) -> bool {
-        let at = usize::from(slot)
-            .wrapping_mul(ENTRY)
-            .wrapping_add(FRAME + 8);
-        let watermark = self.value.get(at..).and_then(<[u8]>::first_chunk::<4>);
-        ring::is_alive(
-            epoch,
-            watermark.map_or(0, |bytes| u32::from_le_bytes(*bytes)),
-        )
+    pub(super) fn encode(&self, tag: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(size(self.entries.len()));
+        bytes.extend_from_slice(&[0; wire::SEAL]);
+        for entry in &self.entries {
+            bytes.extend_from_slice(&entry.owner.to_le_bytes());
+            bytes.extend_from_slice(&entry.watermark.raw().to_le_bytes());
+        }
+        wire::seal(tag, &mut bytes);
+        bytes
+    }
+
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(super) fn get(&self, index: u8) -> Option<Entry> {
+        self.entries.get(usize::from(index)).copied()
+    }
+
+    /// The slot as it is today, wherever the pod lives now.
+    pub(super) fn resolve(&self, slot: Slot) -> Option<u8> {
+        match self.get(slot.index) {
+            Some(entry) if entry.owner == slot.pod.0 => Some(slot.index),
+            _ => self.find(slot.pod),
+        }
+    }
+
+    pub(super) fn find(&self, pod: PodKey) -> Option<u8> {
+        let at = self.entries.iter().position(|entry| entry.owner == pod.0)?;
+        u8::try_from(at).ok()
+    }
+
+    /// A slot that nobody owns, else one whose owner is not among the living.
+    pub(super) fn available(&self, live: &[PodKey]) -> Option<u8> {
+        let free = self.entries.iter().position(|entry| entry.owner == 0);
+        let at = free.or_else(|| {
+            let gone = |entry: &Entry| !live.iter().any(|pod| pod.0 == entry.owner);
+            self.entries.iter().position(gone)
+        })?;
+        u8::try_from(at).ok()
+    }
+
+    pub(super) fn set_owner(&mut self, index: u8, pod: PodKey) {
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            entry.owner = pod.0;
+        }
+    }
+
+    /// Raises the watermark of a slot; says whether it was lower.
+    pub(super) fn raise(&mut self, index: u8, watermark: Epoch) -> bool {
+        match self.entries.get_mut(usize::from(index)) {
+            Some(entry) if entry.watermark.is_before(watermark) => {
+                entry.watermark = watermark;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Entries of `slot` below this stamp are dead.
+    #[inline]
+    pub(super) fn floor(&self, slot: u8) -> Stamp {
+        let entry = self.entries.get(usize::from(slot));
+        Stamp::floor(entry.map_or(Epoch::new(0), |entry| entry.watermark))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_encoding_and_refuses_other_sizes() {
+        let mut slots = Slots::empty(3);
+        slots.set_owner(1, PodKey::of("vllm-1"));
+        assert!(slots.raise(1, Epoch::new(9)));
+        let bytes = slots.encode(5);
+        assert_eq!(Slots::decode(5, 3, &bytes), Some(slots));
+        assert_eq!(Slots::decode(6, 3, &bytes), None);
+        assert_eq!(Slots::decode(5, 2, &bytes), None);
+        assert_eq!(Slots::decode(5, 3, &[]), None);
+    }
+
+    #[test]
+    fn watermarks_only_rise() {
+        let mut slots = Slots::empty(1);
+        assert!(slots.raise(0, Epoch::new(9)));
+        assert!(!slots.raise(0, Epoch::new(8)));
+        assert_eq!(slots.floor(0), Stamp::floor(Epoch::new(9)));
+    }
+
+    #[test]
+    fn a_free_slot_goes_before_one_of_the_gone() {
+        let (a, b) = (PodKey::of("a"), PodKey::of("b"));
+        let mut slots = Slots::empty(2);
+        slots.set_owner(0, a);
+        assert_eq!(slots.available(&[b]), Some(1));
+        slots.set_owner(1, b);
+        assert_eq!(slots.available(&[b]), Some(0));
+        assert_eq!(slots.available(&[a, b]), None);
+        let moved = Slot { index: 0, pod: b };
+        assert_eq!(slots.resolve(moved), Some(1));
     }
 }

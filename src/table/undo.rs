@@ -1,109 +1,92 @@
-//! Taking a notify back.
+//! `undo`: takes a notify back, as far as nobody has touched its chunks since (T8).
 //!
-//! Invariant: only what that notify inserted goes, and only where nobody touched it since: a
-//! touch in a later epoch moves the chunk, one in the same epoch marks it.
-//! Cost: a `get` and a `set` of every page that it inserted into, and of the ring.
+//! Invariant: entries go before their counts, tail before head, so a crash on the way leaves
+//! the pod with a prefix and its ring with too much.
+//! Cost: a `get` and a `set` per page of what was inserted, and the same for the ring.
 
-use super::page::Pair;
-use super::place::{self, LEVELS};
-use super::slots::Slot;
-use super::{Table, TRIES};
+use super::geometry::{page_of, SPANS};
+use super::notify::{add_up, Receipt};
+use super::pages::Pages;
+use super::{Table, RETRIES};
 use crate::chunk::ChunkHash;
 use crate::store::SharedStore;
-
-/// What a notify inserted, to be taken back if the pod did no work.
-#[derive(Debug)]
-pub struct Receipt {
-    pub(super) slot: Slot,
-    /// Position in the prompt and epoch of each chunk that was new.
-    pub(super) inserted: Vec<(u32, u32)>,
-}
-
-/// A chunk to be removed.
-#[derive(Debug, Clone, Copy)]
-struct Target {
-    page: u64,
-    hash: u64,
-    epoch: u32,
-}
-
-impl Receipt {
-    pub(super) fn empty(slot: Slot) -> Self {
-        Self {
-            slot,
-            inserted: Vec::new(),
-        }
-    }
-}
+use core::ops::Range;
 
 impl Table {
-    /// Takes a notify of `chain` back.
-    pub fn undo(&self, store: &dyn SharedStore, chain: &[ChunkHash], receipt: Receipt) {
-        let Receipt { slot, inserted } = receipt;
-        let slots = self.slots(store);
-        if inserted.is_empty() || !slots.owns(slot) {
-            return;
+    /// Removes what the notify of this receipt inserted and nobody touched since; returns how
+    /// many chunks that were.
+    pub fn undo(&self, store: &dyn SharedStore, chain: &[ChunkHash], receipt: Receipt) -> u32 {
+        let Receipt { slot, chunks, .. } = &receipt;
+        let Some(chain) = chain.get(..chunks.end) else {
+            return 0;
+        };
+        let (slots, _) = self.read_slots(store);
+        if slots
+            .get(slot.index)
+            .is_none_or(|entry| entry.owner != slot.pod.0)
+        {
+            return 0;
         }
-        let mut give_back = Vec::new();
-        for level in 0..LEVELS {
-            let target = |(at, epoch): &(u32, u32)| {
-                let at = *at as usize;
-                let page = place::page(chain, at, level, self.pages)?;
-                Some(Target {
-                    page,
-                    hash: chain.get(at)?.0,
-                    epoch: *epoch,
-                })
-            };
-            // In the order of the prompt, chunks of a page are neighbours.
-            let targets: Vec<Target> = inserted.iter().filter_map(target).collect();
-            let mut overflowed = false;
-            for group in targets.chunk_by(|a, b| a.page == b.page) {
-                overflowed |= self.remove(store, slot, group, &mut give_back);
-            }
-            if !overflowed {
+        let floor = slots.floor(slot.index);
+        let mut pages = Pages::default();
+        let mut before = vec![None; chain.len()];
+        self.held(store, &mut pages, chain, slot.index, floor, &mut before);
+        let [span, ..] = SPANS;
+        for start in (0..chain.len()).step_by(span).rev() {
+            let group = start..start.saturating_add(span).min(chain.len());
+            if group.end <= chunks.start {
                 break;
             }
+            self.take_back(store, &mut pages, chain, 0, group, &receipt);
         }
-        self.give_back(store, slot, &slots, &give_back);
+        let mut after = vec![None; chain.len()];
+        self.held(store, &mut pages, chain, slot.index, floor, &mut after);
+        let mut counts = Vec::new();
+        for (before, after) in before.iter().zip(&after).skip(chunks.start) {
+            if let Some(stamp) =
+                before.filter(|stamp| receipt.inserted_at(*stamp) && after.is_none())
+            {
+                add_up(&mut counts, stamp.epoch());
+            }
+        }
+        self.give_back(store, *slot, &counts);
+        counts
+            .iter()
+            .fold(0u32, |sum, (_, count)| sum.saturating_add(*count))
     }
 
-    /// Removes chunks from one page; says whether others may be on a deeper level.
-    fn remove(
+    /// Takes back from one group's page, lower levels first, for they are nearer the tail.
+    fn take_back(
         &self,
         store: &dyn SharedStore,
-        slot: Slot,
-        group: &[Target],
-        give_back: &mut Vec<u32>,
-    ) -> bool {
-        let Some(first) = group.first() else {
-            return false;
+        pages: &mut Pages,
+        chain: &[ChunkHash],
+        level: usize,
+        group: Range<usize>,
+        receipt: &Receipt,
+    ) {
+        let Some(chunks) = chain.get(group.clone()) else {
+            return;
         };
-        for _ in 0..TRIES {
-            let mut page = self.page(store, first.page);
-            let goes = |target: &&Target, pair: Pair| {
-                pair.slot == slot.index && !pair.touched && pair.epoch == target.epoch
-            };
-            let gone: Vec<&Target> = group
-                .iter()
-                .filter(|target| {
-                    let found = page.pair_of(target.hash, slot.index);
-                    found.is_some_and(|(_, pair)| goes(target, pair))
-                })
-                .collect();
-            let overflowed = page.overflowed();
-            if gone.is_empty() {
-                return overflowed;
-            }
-            page.retain(|hash, pair| {
-                pair.slot != slot.index || !gone.iter().any(|target| target.hash == hash)
-            });
-            if self.write_page(store, first.page, &mut page) {
-                give_back.extend(gone.iter().map(|target| target.epoch));
-                return overflowed;
+        let Some(first) = chunks.first() else { return };
+        let number = page_of(*first, level, self.pages());
+        let below = level.saturating_add(1);
+        if let Some(span) = SPANS
+            .get(below)
+            .filter(|_| pages.get(self, store, number).overflowed())
+        {
+            for start in group.clone().step_by(*span).rev() {
+                let group = start..start.saturating_add(*span).min(group.end);
+                self.take_back(store, pages, chain, below, group, receipt);
             }
         }
-        self.count(|stats| &mut stats.dropped_notifies);
-        false
+        for _ in 0..RETRIES {
+            let page = pages.get(self, store, number);
+            let from = receipt.chunks.start.saturating_sub(group.start);
+            let changed = page.take_back(chunks, from, receipt);
+            if !changed || pages.write(self, store, number) {
+                return;
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use prefix_router::chunk::ChunkHash;
 use prefix_router::prompt::{self, Api, Extent};
 use prefix_router::store::MemoryStore;
-use prefix_router::table::{Geometry, Slot, Table};
+use prefix_router::table::{Geometry, PodKey, Slot, Table};
 use std::hint::black_box;
 
 const GEOMETRY: Geometry = Geometry {
@@ -32,12 +32,12 @@ fn chain(seed: u64, length: u64) -> Vec<ChunkHash> {
 
 /// A table with `pods` pods that hold `chunks` chunks altogether.
 fn filled(store: &MemoryStore, pods: usize, chunks: u64) -> (Table, Vec<Slot>) {
-    let table = Table::new("bench", GEOMETRY, 0);
+    let table = Table::new("bench", GEOMETRY);
     let names: Vec<String> = (0..pods).map(|n| format!("vllm-{n}")).collect();
-    let live: Vec<&str> = names.iter().map(String::as_str).collect();
+    let live: Vec<PodKey> = names.iter().map(|name| PodKey::of(name)).collect();
     let slots: Vec<Slot> = live
         .iter()
-        .filter_map(|name| table.slot(store, name, &live))
+        .filter_map(|pod| table.slot(store, *pod, &live))
         .collect();
     for (n, slot) in (0..chunks / 400).zip(slots.iter().cycle()) {
         let prompt = chain(1_000_000 + n, 400);
