@@ -22,8 +22,8 @@ pub struct Env<'a> {
     pub store: &'a dyn SharedStore,
     /// Where events are counted.
     pub meter: &'a dyn Meter,
-    /// Milliseconds on the monotonic clock.
-    pub now_ms: u64,
+    /// Milliseconds on the monotonic clock. Most events never ask.
+    pub clock: &'a dyn Fn() -> u64,
 }
 
 /// One filter instance.
@@ -102,7 +102,7 @@ impl Router {
             .iter()
             .map(|s| s.map_or(usize::MAX, Slot::index))
             .collect();
-        self.load.running(env.store, &indices, env.now_ms)
+        self.load.running(env.store, &indices, (env.clock)())
     }
 
     /// Looks the prompts up and ranks the pods that serve `model`.
@@ -185,14 +185,14 @@ impl Router {
     /// Counts a request on a pod.
     pub fn begin(&self, env: &Env<'_>, pod: usize) {
         if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
-            self.load.begin(env.store, slot.index(), env.now_ms);
+            self.load.begin(env.store, slot.index(), (env.clock)());
         }
     }
 
     /// Ends what [`Router::begin`] counted.
     pub fn end(&self, env: &Env<'_>, pod: usize) {
         if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
-            self.load.end(env.store, slot.index(), env.now_ms);
+            self.load.end(env.store, slot.index(), (env.clock)());
         }
     }
 
@@ -207,7 +207,7 @@ impl Router {
     /// Renews the lease on this worker's counts, and looks the slots up again: another worker
     /// may have given one away.
     pub fn tick(&self, env: &Env<'_>) {
-        self.load.renew(env.store, env.now_ms);
+        self.load.renew(env.store, (env.clock)());
         if let Ok(mut slots) = self.slots.try_borrow_mut() {
             *slots = Rc::new([]);
         }

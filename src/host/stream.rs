@@ -30,7 +30,7 @@ impl Instance {
         Env {
             store: &SharedData,
             meter: &self.meter,
-            now_ms: abi::monotonic_ms(),
+            clock: &abi::monotonic_ms,
         }
     }
 }
@@ -86,12 +86,7 @@ fn status() -> u16 {
         .unwrap_or(0)
 }
 
-impl Context for Stream {
-    fn on_done(&mut self) -> bool {
-        self.on_log();
-        true
-    }
-}
+impl Context for Stream {}
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {

@@ -38,7 +38,7 @@ impl World {
         Env {
             store: &self.store,
             meter: &Silent,
-            now_ms: 1000,
+            clock: &|| 1000,
         }
     }
 
@@ -225,7 +225,13 @@ fn a_stranger_gets_no_credit_and_is_named() {
 #[test]
 fn what_has_no_prompt_goes_by_load_with_a_detail() {
     let world = World::new("");
-    let cases: [(&str, &[(&str, &str)], bool, &str); 6] = [
+    type Case = (
+        &'static str,
+        &'static [(&'static str, &'static str)],
+        bool,
+        &'static str,
+    );
+    let cases: [Case; 6] = [
         ("/v1/models", &[(":method", "GET")], true, "endpoint"),
         (
             "/v1/chat/completions",
@@ -477,7 +483,7 @@ fn a_model_goes_to_pods_that_serve_it() {
     let env = Env {
         store: &store,
         meter: &Silent,
-        now_ms: 0,
+        clock: &|| 0,
     };
     let first = |model| router.choose(&env, Some(model), &[]).unwrap().ranking.pods;
     assert_eq!(first("base"), [0]);
