@@ -18,7 +18,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e clean
+.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,13 @@ validate: build envoy ## `envoy --mode validate` on every shipped bootstrap
 e2e: build envoy ## The module in a real Envoy with 1, 2 and 4 workers
 	$(call say,end to end (a few minutes))
 	cargo test -p e2e --tests
+
+bench: build envoy ## The cost: criterion for the core, then Envoy with and without the filter
+	$(call say,the core (a minute or two))
+	cargo bench -p bench --bench core
+	$(call say,the real Envoy beside itself without the filter (two minutes))
+	cargo build --release -p bench -p sim-vllm
+	cargo run --release -p bench
 
 clean: ## Remove everything that was built
 	rm -rf target

@@ -52,9 +52,14 @@ impl RootContext for Root {
                 "prefix_router: this Envoy is older than 1.35: routing by load only",
             );
         }
+        warn_of_what_is_not_used(&config);
         let meter = HostMeter::new(&config);
         let board = board(&config.pool);
         let router = Router::new(config, board, may_pause);
+        let footprint = router.table().footprint();
+        let (keys, bytes) = (footprint.keys, footprint.bytes);
+        let room = format!("prefix_router: shared data of at most {keys} keys, {bytes} bytes");
+        abi::log(2, &room);
         self.instance = Some(Rc::new(Instance { router, meter }));
         abi::set_tick_period(TICK_MS);
         true
@@ -74,6 +79,21 @@ impl RootContext for Root {
 
     fn get_type(&self) -> Option<ContextType> {
         Some(ContextType::HttpContext)
+    }
+}
+
+/// Keys that are validated and have no effect yet: nobody shall rely on them unaware.
+fn warn_of_what_is_not_used(config: &Config) {
+    let keys = [
+        ("discovery", config.discovery.is_some()),
+        ("metrics_scrape", config.metrics_scrape.is_some()),
+        ("api", config.api.is_some()),
+    ];
+    for (key, _) in keys.iter().filter(|(_, set)| *set) {
+        abi::log(
+            3,
+            &format!("prefix_router: {key}: has no effect in this version"),
+        );
     }
 }
 
