@@ -1,7 +1,9 @@
 //! The canonical byte stream: fields one after the other, each behind a mark.
 //!
 //! A field is [`MARK`] (0xFF), a [`Tag`] (never 0), and the field's bytes. Inside those bytes 0xFF is
-//! followed by 0, so a mark begins a field and nothing else does.
+//! followed by 0, so a mark begins a field and nothing else does. Text is written as inside a JSON
+//! string, in one spelling: prompts are full of line breaks and quotes, and most clients escape them
+//! in just that spelling, so their text is hashed as it came.
 //! Injective: cut the stream before each 0xFF that is not followed by 0, and the fields come back,
 //! whatever bytes a client sends; this holds for every prefix of a stream too, so no content can
 //! pass for the structure of another prompt. That the fields say which messages they came from is
@@ -12,7 +14,7 @@
 //! of a prompt that is continued, by more text or more fields, begins with all of the shorter one.
 //! JSON that reaches the model as JSON is written without white space, strings in one spelling, in
 //! the order it came, without `cache_control` marks.
-//! Cost: strings without escapes and JSON that came in canonical spelling are one push each.
+//! Cost: strings and JSON that came in canonical spelling are one push each.
 
 use super::json::{Kind, Value};
 use super::text::{Style, Text, MARK};
@@ -106,7 +108,7 @@ impl<S: Sink> Frame<S> {
 
     /// Appends text to the field.
     pub fn text(&mut self, text: Text<'_>) -> Result<(), Cut> {
-        text.decode(Style::Framed, &mut self.out);
+        text.decode(Style::Json, &mut self.out);
         if text.cut {
             return Err(Cut);
         }

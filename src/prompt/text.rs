@@ -17,9 +17,8 @@ pub const MARK: u8 = 0xFF;
 pub enum Style {
     /// As they are.
     Bare,
-    /// A [`MARK`] byte is followed by a zero, so that no text looks like a mark.
-    Framed,
-    /// Framed, and escaped as inside a JSON string, in one spelling.
+    /// Escaped as inside a JSON string, in one spelling, so that what came in that spelling needs
+    /// no work; and a [`MARK`] byte is followed by a zero, so that no text looks like a mark.
     Json,
 }
 

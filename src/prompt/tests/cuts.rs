@@ -63,7 +63,7 @@ fn messages_that_are_cut_give_what_is_known_of_them() {
     let calls = json!([{"id": "i", "function": {"name": "f", "arguments": "{\"a\":1}"}}]);
     let all = whole(json!([{"role": "assistant", "content": "c", "tool_calls": calls}]));
     assert!(all.starts_with(&call));
-    assert_eq!(all.len(), call.len() + "\":1}".len() + 2 + "i".len());
+    assert_eq!(all.len(), call.len() + r#"\":1}"#.len() + 2 + "i".len());
 
     // What may be a billing header is not begun.
     let of = |text: &str| {
