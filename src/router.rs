@@ -56,6 +56,12 @@ pub struct Credit {
     receipts: Vec<Option<Receipt>>,
 }
 
+/// One request in flight, where it is counted.
+#[derive(Debug)]
+pub struct Counted {
+    slot: usize,
+}
+
 impl Credit {
     /// The pod that has the credit.
     pub fn pod(&self) -> usize {
@@ -182,18 +188,17 @@ impl Router {
         }
     }
 
-    /// Counts a request on a pod.
-    pub fn begin(&self, env: &Env<'_>, pod: usize) {
-        if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
-            self.load.begin(env.store, slot.index(), (env.clock)());
-        }
+    /// Counts a request on a pod; to be ended by what this returns, for the pod may have another
+    /// slot by then.
+    pub fn begin(&self, env: &Env<'_>, pod: usize) -> Option<Counted> {
+        let slot = self.slots(env).get(pod).copied().flatten()?.index();
+        self.load.begin(env.store, slot, (env.clock)());
+        Some(Counted { slot })
     }
 
     /// Ends what [`Router::begin`] counted.
-    pub fn end(&self, env: &Env<'_>, pod: usize) {
-        if let Some(slot) = self.slots(env).get(pod).copied().flatten() {
-            self.load.end(env.store, slot.index(), (env.clock)());
-        }
+    pub fn end(&self, env: &Env<'_>, counted: Counted) {
+        self.load.end(env.store, counted.slot, (env.clock)());
     }
 
     /// The pod that answers at `address` (`ip:port`).

@@ -13,7 +13,7 @@ use crate::metrics::Metric;
 use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::report::Report;
-use crate::router::{Credit, Env, Router};
+use crate::router::{Counted, Credit, Env, Router};
 
 /// A body that is held for its model is looked at this often between `match_bytes` and
 /// `hold_bytes`; the lengths are fixed, so that the same body is always cut at the same place.
@@ -69,8 +69,9 @@ struct Decided {
     matched: Vec<u32>,
     /// The pod that the policy chose.
     chosen: Option<usize>,
-    /// The pod that has this request in its count.
+    /// The pod that has this request in its count, known to serve it or expected to.
     counted_on: Option<usize>,
+    counted: Option<Counted>,
     /// The answer's origin, when it is no pod of the pool.
     stranger: Option<String>,
     /// Whole chunks of each prompt, while a credit may still be given or moved.
@@ -324,6 +325,7 @@ impl Decided {
             matched: Vec::new(),
             chosen: None,
             counted_on: None,
+            counted: None,
             stranger: None,
             chains: Vec::new(),
             credit: None,
@@ -427,12 +429,10 @@ impl Decided {
         if self.counted_on == pod {
             return;
         }
-        if let Some(old) = self.counted_on.take() {
-            router.end(env, old);
+        if let Some(counted) = self.counted.take() {
+            router.end(env, counted);
         }
-        if let Some(new) = pod {
-            router.begin(env, new);
-        }
+        self.counted = pod.and_then(|pod| router.begin(env, pod));
         self.counted_on = pod;
     }
 }
