@@ -92,6 +92,16 @@ impl Bootstrap {
         self
     }
 
+    /// The same configuration as a protobuf Struct, as Kubernetes manifests give it.
+    pub fn with_plugin_as_struct(mut self) -> Self {
+        let plugin = self.plugin();
+        *self.at("/configuration", Part::Plugin) = serde_json::json!({
+            "@type": "type.googleapis.com/google.protobuf.Struct",
+            "value": plugin,
+        });
+        self
+    }
+
     /// What an environment variable of the VM does not change, except the VM itself: with
     /// another value Envoy starts another VM under the same `vm_id`.
     pub fn with_new_vm(mut self, mark: &str) -> Self {

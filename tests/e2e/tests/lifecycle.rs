@@ -247,3 +247,21 @@ fn bad_configurations_are_refused_with_one_line() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_struct_does_as_well_as_a_string() {
+    let pods = Stub::three().await;
+    let keys = json!({ "chunk_bytes": 128, "match": { "path_prefixes": ["/v1"] } });
+    let ports = pods.each_ref().map(Stub::port);
+    let change = |bootstrap: Bootstrap| bootstrap.with_plugin(keys).with_plugin_as_struct();
+    let envoy = rig::envoy_with(ports, 1, change).await;
+    let body = rig::prompt("as a struct", 4000);
+    let first = ask(&envoy, &pods, &body).await;
+    let again = ask(&envoy, &pods, &body).await;
+    assert_eq!(again.pod, first.pod);
+    assert_eq!(again.hit(), (first.chunks, first.chunks));
+    assert!(
+        (30..=33).contains(&first.chunks),
+        "chunks of 128 bytes: {first:?}"
+    );
+}
