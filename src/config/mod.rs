@@ -1,10 +1,11 @@
-//! Plugin JSON -> a validated [`Config`].
+//! Plugin configuration, JSON or a protobuf Struct -> a validated [`Config`].
 //!
 //! Owns every rule of the configuration. Invariant: a `Config` that exists is sound: ranges hold,
 //! names are safe in headers and metric labels, and the keys agree with each other. What is not
 //! sound is refused with one line that names the key's path, the value and what was expected.
 //! Cost: once per configuration update.
 
+mod protobuf;
 mod rules;
 mod scope;
 mod tree;
@@ -182,7 +183,7 @@ pub struct Api {
 }
 
 impl Config {
-    /// Reads and validates a configuration.
+    /// Reads and validates a configuration: the text of a StringValue, or a Struct on the wire.
     pub fn parse(text: &[u8]) -> Result<Self, ConfigError> {
         rules::parse(text)
     }

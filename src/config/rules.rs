@@ -1,6 +1,7 @@
 //! The rules of the configuration, a line each.
 
-use super::tree::{ConfigError, Json, Node, Object};
+use super::protobuf::decode_struct;
+use super::tree::{ConfigError, Node, Object};
 use super::{
     Api, Balanced, Capacity, Config, Destination, DestinationMode, Discovery, MetricsScrape, Mode,
     Pod, Policy, ResponseHeader, Scope,
@@ -37,7 +38,11 @@ const DAY_MS: u32 = 86_400_000;
 
 #[cold]
 pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
-    let json: Json = serde_json::from_slice(text).map_err(ConfigError::whole)?;
+    let json = match serde_json::from_slice(text) {
+        Ok(json) => json,
+        // No Struct on the wire is JSON, nor the other way round.
+        Err(error) => decode_struct(text).ok_or_else(|| ConfigError::whole(error))?,
+    };
     let root = Node::root(&json);
     let keys = root.object(&KEYS)?;
     let config = Config {
@@ -83,6 +88,9 @@ pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
 fn agreement(config: &Config, keys: &Object<'_>) -> Result<(), ConfigError> {
     let at = |key: &str| keys.get(key).unwrap_or_else(|| keys.node.clone());
     let mode = config.destination.mode;
+    if keys.get("pods").is_none() && config.discovery.is_none() {
+        keys.need("pods", "a list of pods, or `discovery`")?;
+    }
     if config.pods.is_empty() && config.discovery.is_none() {
         return Err(
             at("pods").refuse_because("names no pods and there is no `discovery`; expected either")

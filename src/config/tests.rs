@@ -201,9 +201,13 @@ fn bad_values_are_refused_with_one_line() {
         assert!(!error.contains('\n'));
     }
     let whole = [
-        ("", "the configuration is not a JSON object"),
+        ("", "pods: missing; expected a list of pods, or `discovery`"),
+        ("{", "the configuration is not a JSON object"),
         ("[]", "the configuration: a list of 0 is not an object"),
-        ("{}", "the configuration: an object names no pods"),
+        (
+            "{}",
+            "pods: missing; expected a list of pods, or `discovery`",
+        ),
         (r#"{"pods": []}"#, "pods: a list of 0 names no pods"),
         (r#"{"pods": {}}"#, "pods: an object is not a list"),
         (r#"{"pods": [{}]}"#, "pods[0].name: missing"),

@@ -41,16 +41,13 @@ impl RootContext for Root {
         let config = match Config::parse(&text) {
             Ok(config) => config,
             Err(error) => {
-                abi::log(4, &format!("prefix_router: configuration refused: {error}"));
+                abi::log(4, &format!("configuration refused: {error}"));
                 return false;
             }
         };
         let may_pause = envoy_may_pause();
         if !may_pause {
-            abi::log(
-                3,
-                "prefix_router: this Envoy is older than 1.35: routing by load only",
-            );
+            abi::log(3, "this Envoy is older than 1.35: routing by load only");
         }
         warn_of_what_is_not_used(&config);
         let meter = HostMeter::new(&config);
@@ -58,7 +55,7 @@ impl RootContext for Root {
         let router = Router::new(config, board, may_pause);
         let footprint = router.table().footprint();
         let (keys, bytes) = (footprint.keys, footprint.bytes);
-        let room = format!("prefix_router: shared data of at most {keys} keys, {bytes} bytes");
+        let room = format!("shared data of at most {keys} keys, {bytes} bytes");
         abi::log(2, &room);
         self.instance = Some(Rc::new(Instance { router, meter }));
         abi::set_tick_period(TICK_MS);
@@ -90,10 +87,7 @@ fn warn_of_what_is_not_used(config: &Config) {
         ("api", config.api.is_some()),
     ];
     for (key, _) in keys.iter().filter(|(_, set)| *set) {
-        abi::log(
-            3,
-            &format!("prefix_router: {key}: has no effect in this version"),
-        );
+        abi::log(3, &format!("{key}: has no effect in this version"));
     }
 }
 

@@ -61,7 +61,7 @@ impl Stream {
                 if let Some(value) = destination {
                     let name = &instance.router.config().destination.header;
                     if abi::set_header(Headers::Request, name, &value).is_err() {
-                        abi::log(3, "prefix_router: Envoy refused the destination header");
+                        abi::log(3, "Envoy refused the destination header");
                     }
                     abi::clear_route_cache();
                 }

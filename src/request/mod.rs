@@ -382,7 +382,8 @@ impl Decided {
                 }
             },
         };
-        if observing && served.is_some() {
+        // Without a prompt there is nothing to agree on.
+        if observing && served.is_some() && self.chunks > 0 {
             let outcome = if served == self.chosen {
                 "agreed"
             } else {
