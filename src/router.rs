@@ -26,6 +26,10 @@ pub struct Env<'a> {
     pub clock: &'a dyn Fn() -> u64,
 }
 
+/// Look-ups of one body that are kept for its notifies; each holds the pages that it read. A body
+/// may name 10⁵ prompts, and those after the first few are looked up again.
+const KEPT_QUERIES: usize = 16;
+
 /// One filter instance.
 pub struct Router {
     config: Config,
@@ -44,7 +48,7 @@ pub struct Choice {
     pub ranking: Ranking,
     /// Leading chunks held per pod of the pool, summed over the prompts.
     pub matched: Vec<u32>,
-    /// The looked-up pages of each prompt, for the notify that follows.
+    /// The looked-up pages of the first prompts with chunks, for the notify that follows.
     pub queries: Vec<Query>,
 }
 
@@ -116,8 +120,9 @@ impl Router {
         let slots = self.slots(env);
         let known: Vec<Slot> = slots.iter().copied().flatten().collect();
         let mut matched = vec![0u32; slots.len()];
-        let mut queries = Vec::with_capacity(prompts.len());
-        for prompt in prompts {
+        let mut queries = Vec::new();
+        // A text shorter than a chunk has nothing to look up.
+        for prompt in prompts.iter().filter(|prompt| !prompt.chunks.is_empty()) {
             let query = self.table.query(env.store, &prompt.chunks, &known);
             let counts = query.matched().iter();
             let pods = matched
@@ -127,7 +132,9 @@ impl Router {
             for ((sum, _), count) in pods.zip(counts) {
                 *sum = sum.saturating_add(*count);
             }
-            queries.push(query);
+            if queries.len() < KEPT_QUERIES {
+                queries.push(query);
+            }
         }
         // Without a prompt there is nothing that gateways could agree on: take turns.
         let home = prompts
@@ -150,7 +157,8 @@ impl Router {
         Some(ranking)
     }
 
-    /// Stores the prompts for a pod. `queries` are those of the choice, if it was just made.
+    /// Stores the prompts for a pod. `chains` are those that have chunks, `queries` the choice's,
+    /// if it was just made.
     pub fn credit(
         &self,
         env: &Env<'_>,
@@ -285,5 +293,57 @@ impl Router {
                 .collect();
         }
         slots.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Silent;
+    use crate::prompt;
+    use crate::store::MemoryStore;
+
+    fn router(pods: &[&str], more: &str, board: &Rc<LoadBoard>) -> Router {
+        let pods: Vec<String> = pods
+            .iter()
+            .map(|name| format!(r#"{{"name": "{name}"}}"#))
+            .collect();
+        let text = format!(r#"{{"pods": [{}]{more}}}"#, pods.join(","));
+        Router::new(Config::parse(text.as_bytes()).unwrap(), board.clone(), true)
+    }
+
+    fn board() -> Rc<LoadBoard> {
+        Rc::new(LoadBoard::new("default", 1))
+    }
+
+    fn env(store: &MemoryStore) -> Env<'_> {
+        Env {
+            store,
+            meter: &Silent,
+            now_ms: 1000,
+        }
+    }
+
+    #[test]
+    fn only_the_first_look_ups_of_many_prompts_are_kept() {
+        let (store, board) = (MemoryStore::default(), board());
+        let (env, router) = (env(&store), router(&["a"], "", &board));
+        let texts = (0..100).map(|n| format!("{n:03}").repeat(if n % 2 == 0 { 200 } else { 1 }));
+        let prompts: Vec<Prompt> = texts
+            .flat_map(|text| prompt::raw(text.as_bytes(), None, 256).prompts)
+            .collect();
+        let chains: Vec<_> = prompts.iter().map(|prompt| prompt.chunks.clone()).collect();
+        let chains: Vec<_> = chains.into_iter().filter(|c| !c.is_empty()).collect();
+        let whole: usize = chains.iter().map(Vec::len).sum();
+        let first = router.choose(&env, None, &prompts).unwrap();
+        assert_eq!(
+            (first.queries.len(), first.matched),
+            (KEPT_QUERIES, vec![0])
+        );
+        let credit = router.credit(&env, 0, &chains, first.queries).unwrap();
+        let matched = |router: &Router| router.choose(&env, None, &prompts).unwrap().matched[0];
+        assert_eq!(matched(&router) as usize, whole);
+        router.take_back(&env, credit, &chains);
+        assert_eq!(matched(&router), 0);
     }
 }

@@ -74,7 +74,7 @@ struct Decided {
     counted: Option<Counted>,
     /// The answer's origin, when it is no pod of the pool.
     stranger: Option<String>,
-    /// Whole chunks of each prompt, while a credit may still be given or moved.
+    /// Whole chunks of each prompt that has any, while a credit may still be given or moved.
     chains: Vec<Vec<ChunkHash>>,
     credit: Option<Credit>,
 }
@@ -247,7 +247,8 @@ impl Request {
         let mut decided = Decided::new(choice.ranking.reason, None, chunks);
         decided.matched = choice.matched;
         if api.fills_cache() {
-            decided.chains = prompts.into_iter().map(|prompt| prompt.chunks).collect();
+            let chains = prompts.into_iter().map(|prompt| prompt.chunks);
+            decided.chains = chains.filter(|chain| !chain.is_empty()).collect();
             if router.config().mode == Mode::Route {
                 if let Some(best) = choice.ranking.pods.first() {
                     decided.credit = router.credit(env, *best, &decided.chains, choice.queries);
