@@ -31,7 +31,9 @@ const MAX_PODS: u32 = 256;
 const MAX_CAPACITY: u32 = 1 << 20;
 /// Most chunks of all pods together: 24 bytes each make this 1.5 GiB of shared data.
 const MAX_TABLE_CHUNKS: u64 = 1 << 26;
-const MAX_BODY: u32 = 64 << 20;
+/// Largest part of a body that is read: its JSON takes up to 8 times as much, twice that while it
+/// grows, and a VM has 1 GiB.
+const MAX_BODY: u32 = 16 << 20;
 /// No list of names is longer.
 const MAX_LIST: usize = 256;
 const DAY_MS: u32 = 86_400_000;

@@ -117,6 +117,10 @@ fn bad_values_are_refused_with_one_line() {
             "match_bytes: 1000 is not at least chunk_bytes, 1024",
         ),
         (
+            r#""hold_bytes": 16777217"#,
+            "hold_bytes: 16777217 is not a whole number from 1 to 16777216",
+        ),
+        (
             r#""match_bytes": 1000000"#,
             "match_bytes: 1000000 is not at most hold_bytes, 917504",
         ),
