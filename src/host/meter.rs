@@ -74,6 +74,20 @@ impl HostMeter {
         self.set(Metric::EnvoyTooOld, None, u64::from(!router.may_pause()));
     }
 
+    /// Sets the gauges of every pod to 0.
+    pub fn zero(&self, router: &Router) {
+        let pods = router.config().pods.len();
+        for pod in 0..pods {
+            for metric in [
+                Metric::RequestsInFlight,
+                Metric::CapacityChunks,
+                Metric::StoredChunks,
+            ] {
+                self.set(metric, Some(pod), 0);
+            }
+        }
+    }
+
     fn set(&self, metric: Metric, pod: Option<usize>, value: u64) {
         if let Some(id) = self.id((metric, pod, ""), "") {
             abi::record_metric(id, value);

@@ -33,7 +33,16 @@ pub struct Root {
     instance: Option<Rc<Instance>>,
 }
 
-impl Context for Root {}
+impl Context for Root {
+    /// The configuration goes: pods that the next one does not have shall not stay at their last
+    /// value. It sets its own within a second.
+    fn on_done(&mut self) -> bool {
+        if let Some(instance) = &self.instance {
+            instance.meter.zero(&instance.router);
+        }
+        true
+    }
+}
 
 impl RootContext for Root {
     fn on_configure(&mut self, _: usize) -> bool {

@@ -158,9 +158,10 @@ impl Request {
                     return self.go_without_prompt(router, env, why.as_str());
                 }
                 Ok(prompts) => {
-                    let last = whole || prompts.model.is_some() || next_look >= config.hold_bytes;
-                    if last {
-                        return self.go_with_prompts(router, env, api, prompts);
+                    let unnamed = !whole && prompts.model.is_none();
+                    if !unnamed || next_look >= config.hold_bytes {
+                        let detail = unnamed.then_some("no_model");
+                        return self.go_with_prompts(router, env, api, prompts, detail);
                     }
                 }
             }
@@ -231,6 +232,7 @@ impl Request {
         env: &Env<'_>,
         api: Api,
         prompts: Prompts,
+        detail: Option<&'static str>,
     ) -> Step {
         let Prompts { model, prompts } = prompts;
         let chunks = prompts.iter().fold(0u32, |sum, prompt| {
@@ -241,10 +243,10 @@ impl Request {
                 router,
                 env,
                 None,
-                Decided::new(Reason::NoPods, None, chunks),
+                Decided::new(Reason::NoPods, detail, chunks),
             );
         };
-        let mut decided = Decided::new(choice.ranking.reason, None, chunks);
+        let mut decided = Decided::new(choice.ranking.reason, detail, chunks);
         decided.matched = choice.matched;
         if api.fills_cache() {
             let chains = prompts.into_iter().map(|prompt| prompt.chunks);

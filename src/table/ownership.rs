@@ -91,6 +91,13 @@ impl Table {
         false
     }
 
+    /// The pod's slot, if it has one.
+    pub fn find(&self, store: &dyn SharedStore, pod: PodKey) -> Option<Slot> {
+        let (slots, _) = self.read_slots(store);
+        let index = slots.find(pod)?;
+        Some(Slot { index, pod })
+    }
+
     /// Forgets every pod that is not among the living: one that was removed has no credit,
     /// should it come back. Its slot stays its own until another pod needs one.
     pub fn retain(&self, store: &dyn SharedStore, live: &[PodKey]) {
