@@ -10,7 +10,7 @@
 //! | [`chunk`] | prompt stream | chunk hashes |
 //! | [`store`] | | the one interface to shared data |
 //! | [`table`] | chunk hashes | matched chunks per pod |
-//! | [`load`] | | requests in flight per pod, over all workers |
+//! | [`pods`] | | who they are, how busy, how well |
 //! | [`policy`] | candidates | a decision |
 //! | [`destination`] | a decision | the header that Envoy routes by |
 //! | [`request`] | events of one request | effects, as a state machine |
@@ -42,8 +42,8 @@ pub mod config;
 pub mod destination;
 #[cfg(target_family = "wasm")]
 mod host;
-pub mod load;
 pub mod metrics;
+pub mod pods;
 pub mod policy;
 pub mod prompt;
 pub mod report;

@@ -1,8 +1,8 @@
 //! Names and labels of the metrics.
 //!
 //! Owns the list of metrics and how a label travels inside Envoy's flat names. Invariant: every
-//! label comes from the configuration or from a fixed set, so the number of series is bounded by
-//! it; series never expire in Envoy.
+//! label comes from a fixed set or is the name of a pod, of which the host counts so many apart
+//! and no more, for series never expire in Envoy.
 //!
 //! A label is a part `key.=.value.;.` in front of the name. With these rules in the bootstrap,
 //! `/stats/prometheus` shows them as labels:
@@ -17,6 +17,7 @@
 //!   - { tag_name: outcome, regex: '(outcome\.=\.(.*?)\.;\.)' }
 //! ```
 
+use crate::pods::Member;
 use crate::policy::Reason;
 
 /// What a metric's value does.
@@ -59,6 +60,12 @@ pub enum Metric {
     CapacityChunks,
     /// Requests in flight on a pod, over all workers.
     RequestsInFlight,
+    /// Tokens of prefill that wait on a pod, by our own estimate.
+    BacklogTokens,
+    /// Tokens of prefill per second that a pod does, as learned.
+    PrefillRate,
+    /// Whether a pod may be chosen.
+    PodFit,
     /// Most bytes of shared data that the pool's table can take.
     TableMaxBytes,
     /// 1 when this Envoy cannot hold headers, so that requests go by load only.
@@ -83,6 +90,9 @@ impl Metric {
             Self::StoredChunks => "prefix_router_stored_chunks",
             Self::CapacityChunks => "prefix_router_capacity_chunks",
             Self::RequestsInFlight => "prefix_router_requests_in_flight",
+            Self::BacklogTokens => "prefix_router_backlog_tokens",
+            Self::PrefillRate => "prefix_router_prefill_tokens_per_second",
+            Self::PodFit => "prefix_router_pod_fit",
             Self::TableMaxBytes => "prefix_router_table_max_bytes",
             Self::EnvoyTooOld => "prefix_router_envoy_too_old",
         }
@@ -94,6 +104,9 @@ impl Metric {
             Self::StoredChunks
             | Self::CapacityChunks
             | Self::RequestsInFlight
+            | Self::BacklogTokens
+            | Self::PrefillRate
+            | Self::PodFit
             | Self::TableMaxBytes
             | Self::EnvoyTooOld => Kind::Gauge,
             _ => Kind::Counter,
@@ -117,7 +130,7 @@ impl Metric {
 /// Where the core counts what happens; the host's registers, or nothing.
 pub trait Meter {
     /// A request was decided, for a pod of the pool unless there is none.
-    fn decision(&self, reason: Reason, pod: Option<usize>);
+    fn decision(&self, reason: Reason, pod: Option<&Member>);
     /// `n` more of a metric that has no label but the pool.
     fn count(&self, metric: Metric, n: u64);
     /// One more of a metric with one label from a fixed set.
@@ -129,7 +142,7 @@ pub trait Meter {
 pub struct Silent;
 
 impl Meter for Silent {
-    fn decision(&self, _: Reason, _: Option<usize>) {}
+    fn decision(&self, _: Reason, _: Option<&Member>) {}
     fn count(&self, _: Metric, _: u64) {}
     fn count_labelled(&self, _: Metric, _: &'static str, _: &'static str) {}
 }

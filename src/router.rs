@@ -1,15 +1,17 @@
 //! What one filter instance keeps between requests.
 //!
-//! Owns the validated configuration, the pool's table and its board of requests in flight, and
-//! offers the three things that a request asks for: look up and choose, credit, take back.
-//! Invariant: a pod is named by its index in the configuration; only this file turns that index
-//! into a table slot. Cost: `choose` is one table query per prompt of the body.
+//! Owns the validated configuration, the pool's table, and what is known of its pods, and offers
+//! what a request asks for: look up and choose, credit, take back, count, tell who could not be
+//! reached. Invariant: a pod is an index into the [`Members`] that the request was decided on.
+//! Cost: `choose` is one table query per prompt of the body, and two or three reads for the load.
 
 use crate::chunk::ChunkHash;
-use crate::config::{Capacity, Config};
-use crate::load::LoadBoard;
+use crate::config::{Balanced, Capacity, Config, Policy};
 use crate::metrics::Meter;
-use crate::policy::{self, Candidate, Ranking, Reason};
+use crate::pods::load::{Load, LoadBoard, Ticket};
+use crate::pods::standing::{Book, Standings};
+use crate::pods::{Member, Members};
+use crate::policy::{self, Candidate, Ranking, Reason, Standing};
 use crate::prompt::Prompt;
 use crate::store::SharedStore;
 use crate::table::{PodKey, Query, Receipt, Slot, Table};
@@ -29,16 +31,28 @@ pub struct Env<'a> {
 /// Look-ups of one body that are kept for its notifies; each holds the pages that it read. A body
 /// may name 10⁵ prompts, and those after the first few are looked up again.
 const KEPT_QUERIES: usize = 16;
+/// Bytes of a prompt stream that make a token, as a rule of thumb.
+const BYTES_PER_TOKEN: f64 = 4.0;
 
 /// One filter instance.
 pub struct Router {
     config: Config,
     table: Table,
     load: Rc<LoadBoard>,
+    standings: Standings,
     may_pause: bool,
-    slots: RefCell<Rc<[Option<Slot>]>>,
+    members: RefCell<Option<Members>>,
     settled: Cell<bool>,
     turn: Cell<u64>,
+}
+
+/// What is asked of the policy.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Question<'a> {
+    /// The model, if the body names one.
+    pub model: Option<&'a str>,
+    /// The prompts; none: choose by load alone.
+    pub prompts: &'a [Prompt],
 }
 
 /// What a choice was made of.
@@ -48,6 +62,8 @@ pub struct Choice {
     pub ranking: Ranking,
     /// Leading chunks held per pod of the pool, summed over the prompts.
     pub matched: Vec<u32>,
+    /// Bytes of all prompts.
+    pub bytes: usize,
     /// The looked-up pages of the first prompts with chunks, for the notify that follows.
     pub queries: Vec<Query>,
 }
@@ -58,12 +74,6 @@ pub struct Credit {
     pod: usize,
     /// One for each prompt, in their order.
     receipts: Vec<Option<Receipt>>,
-}
-
-/// One request in flight, where it is counted.
-#[derive(Debug)]
-pub struct Counted {
-    slot: usize,
 }
 
 impl Credit {
@@ -77,13 +87,17 @@ impl Router {
     /// A router for a configuration. `may_pause`: whether this Envoy lets a filter hold the
     /// headers while the body arrives.
     pub fn new(config: Config, load: Rc<LoadBoard>, may_pause: bool) -> Self {
-        let table = Table::new(&config.pool, config.geometry());
+        let slow_start_ms = match &config.policy {
+            Policy::Balanced(keys) => keys.slow_start_ms,
+            Policy::LongestPrefix => 0,
+        };
         Self {
+            table: Table::new(&config.pool, config.geometry()),
+            standings: Standings::new(&config.pool, slow_start_ms),
             config,
-            table,
             load,
             may_pause,
-            slots: RefCell::new(Rc::new([])),
+            members: RefCell::new(None),
             settled: Cell::new(false),
             turn: Cell::new(0),
         }
@@ -104,57 +118,104 @@ impl Router {
         self.may_pause
     }
 
-    /// Requests in flight per pod of the pool, over all workers.
-    pub fn running(&self, env: &Env<'_>) -> Vec<u32> {
-        let slots = self.slots(env);
-        // A pod without a slot is counted nowhere; it looks idle.
-        let indices: Vec<usize> = slots
-            .iter()
-            .map(|s| s.map_or(usize::MAX, Slot::index))
-            .collect();
-        self.load.running(env.store, &indices, (env.clock)())
+    /// The pods as they are now; to be kept for as long as their indices are.
+    pub fn members(&self, env: &Env<'_>) -> Members {
+        let Ok(mut members) = self.members.try_borrow_mut() else {
+            return Rc::new([]);
+        };
+        let now = members.get_or_insert_with(|| self.find_members(env));
+        now.clone()
     }
 
-    /// Looks the prompts up and ranks the pods that serve `model`.
-    pub fn choose(&self, env: &Env<'_>, model: Option<&str>, prompts: &[Prompt]) -> Option<Choice> {
-        let slots = self.slots(env);
-        let known: Vec<Slot> = slots.iter().copied().flatten().collect();
-        let mut matched = vec![0u32; slots.len()];
+    /// The load of each pod, and tokens of prefill per second.
+    pub fn loads(&self, env: &Env<'_>, members: &[Member]) -> (Vec<Load>, f64) {
+        // A pod without a slot is counted nowhere; it looks idle.
+        let slots = members
+            .iter()
+            .map(|m| m.slot.map_or(usize::MAX, Slot::index));
+        let slots: Vec<usize> = slots.collect();
+        let start = self.start_rate();
+        self.load.read(env.store, &slots, start, (env.clock)())
+    }
+
+    /// Whether each pod may be chosen.
+    pub fn fit(&self, env: &Env<'_>, members: &[Member]) -> Vec<bool> {
+        let (book, now_ms) = (self.standings.read(env.store), (env.clock)());
+        let fit = |m: &Member| standing(&book, m, now_ms, true) == Standing::Fit;
+        members.iter().map(fit).collect()
+    }
+
+    /// Looks the prompts up and ranks the pods that serve the model.
+    pub fn choose(
+        &self,
+        env: &Env<'_>,
+        members: &[Member],
+        question: Question<'_>,
+    ) -> Option<Choice> {
+        let Question { model, prompts } = question;
+        let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
+        let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
         // A text shorter than a chunk has nothing to look up.
         for prompt in prompts.iter().filter(|prompt| !prompt.chunks.is_empty()) {
-            let query = self.table.query(env.store, &prompt.chunks, &known);
-            let counts = query.matched().iter();
-            let pods = matched
+            let query = self.table.query(env.store, &prompt.chunks, &slots);
+            let sums = matched
                 .iter_mut()
-                .zip(slots.iter())
-                .filter(|(_, slot)| slot.is_some());
-            for ((sum, _), count) in pods.zip(counts) {
+                .zip(members)
+                .filter(|(_, m)| m.slot.is_some());
+            for ((sum, _), count) in sums.zip(query.matched()) {
                 *sum = sum.saturating_add(*count);
             }
             if queries.len() < KEPT_QUERIES {
                 queries.push(query);
             }
         }
+        let bytes = prompts
+            .iter()
+            .fold(0usize, |sum, prompt| sum.saturating_add(prompt.bytes));
         // Without a prompt there is nothing that gateways could agree on: take turns.
         let home = prompts
             .first()
             .map_or_else(|| self.next_turn(), |prompt| prompt.home);
-        let ranking = policy::longest_prefix(&self.candidates(env, model, &matched), home)?;
+        let now_ms = (env.clock)();
+        let book = self.standings.read(env.store);
+        let (loads, rate) = self.loads(env, members);
+        let rank = |probes: bool| {
+            let able = self.candidates(members, model, |pod, member| Candidate {
+                pod,
+                name: &member.pod.name,
+                standing: standing(&book, member, now_ms, probes),
+                cold_share: book.cold_share(member.key, now_ms),
+                matched: matched.get(pod).copied().unwrap_or(0),
+                uncached: self.uncached(bytes, matched.get(pod).copied().unwrap_or(0)),
+                backlog: loads.get(pod).map_or(0.0, |load| load.backlog),
+                running: loads.get(pod).map_or(0, |load| load.running),
+            });
+            policy::rank(&self.config.policy, able, rate, home)
+        };
+        let mut ranking = rank(true)?;
+        let best = ranking.pods.first().and_then(|pod| members.get(*pod));
+        let probe = |m: &Member| standing(&book, m, now_ms, true) == Standing::Probe;
+        if let Some(best) = best.filter(|member| probe(member)) {
+            if !self.standings.claim_probe(env.store, best.key, now_ms) {
+                ranking = rank(false)?;
+            }
+        }
+        if prompts.is_empty() {
+            ranking.reason = Reason::NoPrompt;
+        }
         Some(Choice {
             ranking,
             matched,
+            bytes,
             queries,
         })
     }
 
-    /// Chooses by load alone.
-    pub fn choose_by_load(&self, env: &Env<'_>) -> Option<Ranking> {
-        let none = vec![0; self.config.pods.len()];
-        let mut ranking =
-            policy::longest_prefix(&self.candidates(env, None, &none), self.next_turn())?;
-        ranking.reason = Reason::NoPrompt;
-        Some(ranking)
+    /// Tokens of `bytes` of prompts that a pod which holds `matched` chunks has to prefill.
+    pub fn uncached(&self, bytes: usize, matched: u32) -> f64 {
+        let held = u64::from(matched).saturating_mul(self.config.chunk_bytes as u64);
+        (bytes as u64).saturating_sub(held) as f64 / BYTES_PER_TOKEN
     }
 
     /// Stores the prompts for a pod. `chains` are those that have chunks, `queries` the choice's,
@@ -162,15 +223,13 @@ impl Router {
     pub fn credit(
         &self,
         env: &Env<'_>,
+        members: &[Member],
         pod: usize,
         chains: &[Vec<ChunkHash>],
         queries: Vec<Query>,
     ) -> Option<Credit> {
-        let slot = (*self.slots(env).get(pod)?)?;
-        let capacity = match self.config.capacity {
-            Capacity::Chunks(chunks) => chunks,
-            Capacity::Auto => self.config.max_capacity_chunks,
-        };
+        let slot = members.get(pod)?.slot?;
+        let capacity = self.capacity();
         let mut queries = queries.into_iter();
         let receipts = chains
             .iter()
@@ -196,73 +255,105 @@ impl Router {
         }
     }
 
-    /// Counts a request on a pod; to be ended by what this returns, for the pod may have another
-    /// slot by then.
-    pub fn begin(&self, env: &Env<'_>, pod: usize) -> Option<Counted> {
-        let slot = self.slots(env).get(pod).copied().flatten()?.index();
-        self.load.begin(env.store, slot, (env.clock)());
-        Some(Counted { slot })
+    /// Counts a request on a pod, which has to prefill `tokens` for it; to be ended by what this
+    /// returns, for the pod may have another slot by then.
+    pub fn begin(&self, env: &Env<'_>, member: &Member, tokens: f64) -> Option<Ticket> {
+        let slot = member.slot?.index();
+        let now_ms = (env.clock)();
+        Some(self.load.begin(env.store, slot, tokens as u32, now_ms))
+    }
+
+    /// The first byte of its answer was seen; a `good` answer says how fast the pod is.
+    pub fn first_byte(&self, env: &Env<'_>, ticket: &mut Ticket, good: bool) {
+        let start = good.then(|| self.start_rate());
+        self.load
+            .first_byte(env.store, ticket, start, (env.clock)());
     }
 
     /// Ends what [`Router::begin`] counted.
-    pub fn end(&self, env: &Env<'_>, counted: Counted) {
-        self.load.end(env.store, counted.slot, (env.clock)());
+    pub fn end(&self, env: &Env<'_>, ticket: Ticket) {
+        self.load.end(env.store, ticket, (env.clock)());
     }
 
-    /// The pod that answers at `address` (`ip:port`).
-    pub fn pod_at(&self, address: &str) -> Option<usize> {
-        self.config
-            .pods
-            .iter()
-            .position(|pod| pod.address.as_deref() == Some(address))
+    /// The pod could not be reached.
+    pub fn unreachable(&self, env: &Env<'_>, member: &Member) {
+        self.standings.failed(env.store, member.key, (env.clock)());
     }
 
-    /// Renews the lease on this worker's counts, and looks the slots up again: another worker
-    /// may have given one away.
-    pub fn tick(&self, env: &Env<'_>) {
-        self.load.renew(env.store, (env.clock)());
-        if let Ok(mut slots) = self.slots.try_borrow_mut() {
-            *slots = Rc::new([]);
+    /// The pod answered, whatever it said.
+    pub fn reached(&self, env: &Env<'_>, member: &Member) {
+        if self
+            .standings
+            .answered(env.store, member.key, (env.clock)())
+        {
+            self.forget(env, member);
         }
+    }
+
+    /// Renews the lease on this worker's counts, looks the pods up again, and forgets those that
+    /// have been gone for too long.
+    pub fn tick(&self, env: &Env<'_>) {
+        let now_ms = (env.clock)();
+        self.load.renew(env.store, now_ms);
+        if let Ok(mut members) = self.members.try_borrow_mut() {
+            *members = None;
+        }
+        let book = self.standings.read(env.store);
+        if book.is_empty() {
+            return;
+        }
+        let members = self.members(env);
+        for gone in book.gone(now_ms) {
+            if let Some(member) = members.iter().find(|member| member.key == gone) {
+                self.forget(env, member);
+            }
+            self.standings.forgotten(env.store, gone);
+        }
+        let live: Vec<PodKey> = members.iter().map(|member| member.key).collect();
+        self.standings.tidy(env.store, &live, now_ms);
     }
 
     /// Chunks that a pod's table holds.
-    pub fn stored_chunks(&self, env: &Env<'_>, pod: usize) -> u32 {
-        let slot = self.slots(env).get(pod).copied().flatten();
-        slot.map_or(0, |slot| self.table.occupancy(env.store, slot))
+    pub fn stored_chunks(&self, env: &Env<'_>, member: &Member) -> u32 {
+        member
+            .slot
+            .map_or(0, |slot| self.table.occupancy(env.store, slot))
     }
 
-    fn candidates<'a>(
-        &'a self,
-        env: &Env<'_>,
-        model: Option<&str>,
-        matched: &[u32],
-    ) -> Vec<Candidate<'a>> {
-        let running = self.running(env);
-        let pods = self
-            .config
-            .pods
-            .iter()
-            .enumerate()
-            .zip(matched)
-            .zip(running);
-        let all = pods.map(|(((pod, config), matched), running)| Candidate {
-            pod,
-            name: &config.name,
-            matched: *matched,
-            running,
-        });
-        let serves = |candidate: &Candidate<'_>| {
-            let pod = self.config.pods.get(candidate.pod);
-            pod.is_some_and(|pod| model.is_none_or(|model| pod.serves(model)))
-        };
-        let (able, rest): (Vec<_>, Vec<_>) = all.partition(serves);
-        // A model that no pod is known to serve: vLLM answers its own 404.
-        if able.is_empty() {
-            rest
-        } else {
-            able
+    /// Chunks that a pod's table may hold.
+    pub fn capacity(&self) -> u32 {
+        match self.config.capacity {
+            Capacity::Chunks(chunks) => chunks,
+            Capacity::Auto => self.config.max_capacity_chunks,
         }
+    }
+
+    fn start_rate(&self) -> f64 {
+        match &self.config.policy {
+            Policy::Balanced(keys) => keys.prefill_tokens_per_second,
+            Policy::LongestPrefix => Balanced::default().prefill_tokens_per_second,
+        }
+    }
+
+    fn forget(&self, env: &Env<'_>, member: &Member) {
+        if let Some(slot) = member.slot {
+            self.table.forget(env.store, slot);
+        }
+    }
+
+    /// The pods that serve `model`, or all of them when none is known to: vLLM answers its own 404.
+    fn candidates<'a>(
+        &self,
+        members: &'a [Member],
+        model: Option<&str>,
+        candidate: impl Fn(usize, &'a Member) -> Candidate<'a>,
+    ) -> Vec<Candidate<'a>> {
+        let serves = |member: &Member| model.is_none_or(|model| member.pod.serves(model));
+        let any = members.iter().any(serves);
+        let able = members.iter().enumerate();
+        able.filter(|(_, member)| !any || serves(member))
+            .map(|(pod, member)| candidate(pod, member))
+            .collect()
     }
 
     fn next_turn(&self) -> u64 {
@@ -271,32 +362,43 @@ impl Router {
         turn
     }
 
-    /// The table slots of the pods, in the order of the configuration.
-    fn slots(&self, env: &Env<'_>) -> Rc<[Option<Slot>]> {
-        let Ok(mut slots) = self.slots.try_borrow_mut() else {
-            return Rc::new([]);
-        };
-        if slots.is_empty() {
-            let keys: Vec<PodKey> = self
-                .config
-                .pods
-                .iter()
-                .map(|pod| PodKey::of(&pod.name))
-                .collect();
-            // Slots are given once per configuration, and not while Envoy only validates it. Later
-            // they are only found: the streams of an old configuration may live for long, and must
-            // not take from the new one what it needs.
-            let first = !self.settled.replace(true);
-            if first {
-                self.table.retain(env.store, &keys);
+    /// The pods with their slots. Slots are given once per configuration, and not while Envoy
+    /// only validates it. Later they are only found: the streams of an old configuration may live
+    /// for long, and must not take from the new one what it needs.
+    fn find_members(&self, env: &Env<'_>) -> Members {
+        let pods = &self.config.pods;
+        let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
+        let mut found: Vec<Option<Slot>> = self.table.find(env.store, &keys);
+        if !self.settled.replace(true) {
+            // Who joins others is new; who starts with them is not.
+            let joins = self.table.has_owners(env.store);
+            self.table.retain(env.store, &keys);
+            for (slot, key) in found.iter_mut().zip(&keys) {
+                if slot.is_none() {
+                    *slot = self.table.slot(env.store, *key, &keys);
+                    if joins {
+                        self.standings.arrived(env.store, *key, (env.clock)());
+                    }
+                }
             }
-            let slot = |key: &PodKey| match first {
-                true => self.table.slot(env.store, *key, &keys),
-                false => self.table.find(env.store, *key),
-            };
-            *slots = keys.iter().map(slot).collect();
         }
-        slots.clone()
+        let members = pods.iter().zip(keys).zip(found);
+        members
+            .map(|((pod, key), slot)| Member {
+                pod: pod.clone(),
+                key,
+                slot,
+                healthy: true,
+            })
+            .collect()
+    }
+}
+
+fn standing(book: &Book, member: &Member, now_ms: u64, probes: bool) -> Standing {
+    match book.standing(member.key, now_ms) {
+        _ if !member.healthy => Standing::Unfit,
+        Standing::Probe if !probes => Standing::Unfit,
+        standing => standing,
     }
 }
 
@@ -339,16 +441,26 @@ mod tests {
         let chains: Vec<_> = prompts.iter().map(|prompt| prompt.chunks.clone()).collect();
         let chains: Vec<_> = chains.into_iter().filter(|c| !c.is_empty()).collect();
         let whole: usize = chains.iter().map(Vec::len).sum();
-        let first = router.choose(&env, None, &prompts).unwrap();
+        let first = chosen(&router, &env, &prompts);
         assert_eq!(
             (first.queries.len(), first.matched),
             (KEPT_QUERIES, vec![0])
         );
-        let credit = router.credit(&env, 0, &chains, first.queries).unwrap();
-        let matched = |router: &Router| router.choose(&env, None, &prompts).unwrap().matched[0];
+        let credit = router
+            .credit(&env, &router.members(&env), 0, &chains, first.queries)
+            .unwrap();
+        let matched = |router: &Router| chosen(router, &env, &prompts).matched[0];
         assert_eq!(matched(&router) as usize, whole);
         router.take_back(&env, credit, &chains);
         assert_eq!(matched(&router), 0);
+    }
+
+    fn chosen(router: &Router, env: &Env<'_>, prompts: &[Prompt]) -> Choice {
+        let question = Question {
+            model: None,
+            prompts,
+        };
+        router.choose(env, &router.members(env), question).unwrap()
     }
 
     fn one(text: &str, chunk_bytes: usize) -> Vec<Prompt> {
@@ -360,24 +472,29 @@ mod tests {
         env: &Env<'_>,
         prompts: &[Prompt],
     ) -> (Credit, Vec<Vec<ChunkHash>>) {
-        let queries = router.choose(env, None, prompts).unwrap().queries;
+        let queries = chosen(router, env, prompts).queries;
         let chains: Vec<_> = prompts.iter().map(|prompt| prompt.chunks.clone()).collect();
-        (router.credit(env, 0, &chains, queries).unwrap(), chains)
+        (
+            router
+                .credit(env, &router.members(env), 0, &chains, queries)
+                .unwrap(),
+            chains,
+        )
     }
 
     /// While a listener drains, the old configuration ticks beside the new one.
     fn old_beside_new(old: Router, new: Router, chunk_bytes: usize) {
         let store = MemoryStore::default();
         let env = env(&store);
-        old.running(&env);
-        new.running(&env);
+        old.members(&env);
+        new.members(&env);
         let prompts = one("kept", chunk_bytes);
         let _ = credited(&new, &env, &prompts);
-        let before = new.choose(&env, None, &prompts).unwrap().matched;
+        let before = chosen(&new, &env, &prompts).matched;
         assert!(before[0] > 0);
         old.tick(&env);
-        old.running(&env);
-        assert_eq!(new.choose(&env, None, &prompts).unwrap().matched, before);
+        old.members(&env);
+        assert_eq!(chosen(&new, &env, &prompts).matched, before);
     }
 
     #[test]
@@ -403,10 +520,10 @@ mod tests {
         let prompts = one("long gone", 256);
         for turn in 0..3 {
             let back = a(["a", "b", "c"][turn]);
-            let matched = back.choose(&env, None, &prompts).unwrap().matched;
+            let matched = chosen(&back, &env, &prompts).matched;
             assert_eq!(matched, [0], "turn {turn}: a pod that never saw it");
             let _ = credited(&back, &env, &prompts);
-            b().running(&env);
+            b().members(&env);
         }
     }
 }

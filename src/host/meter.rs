@@ -4,21 +4,39 @@
 //! Cost: one host call per count; gauges and the table's counters once a second.
 
 use super::abi::{self, MetricType};
-use crate::config::{Capacity, Config};
+use crate::config::Config;
 use crate::metrics::{Kind, Meter, Metric};
+use crate::pods::{Member, Members};
 use crate::policy::Reason;
 use crate::router::{Env, Router};
+use crate::table::PodKey;
 use core::cell::{Cell, RefCell};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
+use std::rc::Rc;
+
+/// Label of the pods that have none of their own.
+const OTHER: &str = "other";
+
+/// Pods that have series of their own; what comes and goes after that shares the label `other`.
+const MAX_PODS: usize = 1024;
+/// Gauges of a pod.
+const OF_POD: [Metric; 5] = [
+    Metric::RequestsInFlight,
+    Metric::BacklogTokens,
+    Metric::PodFit,
+    Metric::StoredChunks,
+    Metric::CapacityChunks,
+];
 
 /// Series of a metric: the metric, a pod, a word.
-type Series = (Metric, Option<usize>, &'static str);
+type Series = (Metric, Option<PodKey>, &'static str);
 
 /// The metrics of one instance.
 pub struct HostMeter {
     pool: String,
-    pods: Vec<String>,
     ids: RefCell<HashMap<Series, u32>>,
+    pods: RefCell<HashSet<PodKey>>,
+    shown: RefCell<Members>,
     table_seen: Cell<[u64; 4]>,
 }
 
@@ -27,8 +45,9 @@ impl HostMeter {
     pub fn new(config: &Config) -> Self {
         Self {
             pool: config.pool.clone(),
-            pods: config.pods.iter().map(|pod| pod.name.clone()).collect(),
             ids: RefCell::new(HashMap::new()),
+            pods: RefCell::new(HashSet::new()),
+            shown: RefCell::new(Rc::new([])),
             table_seen: Cell::new([0; 4]),
         }
     }
@@ -52,57 +71,71 @@ impl HostMeter {
         for ((metric, now), seen) in metrics.into_iter().zip(now).zip(seen) {
             self.count(metric, now.saturating_sub(seen));
         }
-        let config = router.config();
-        let capacity = match config.capacity {
-            Capacity::Chunks(chunks) => chunks,
-            Capacity::Auto => config.max_capacity_chunks,
-        };
-        for (pod, running) in router.running(env).into_iter().enumerate() {
-            self.set(Metric::RequestsInFlight, Some(pod), running.into());
-            self.set(Metric::CapacityChunks, Some(pod), capacity.into());
-            self.set(
-                Metric::StoredChunks,
-                Some(pod),
-                router.stored_chunks(env, pod).into(),
-            );
+        let members = router.members(env);
+        let (loads, rate) = router.loads(env, &members);
+        let fit = router.fit(env, &members);
+        for ((member, load), fit) in members.iter().zip(loads).zip(fit) {
+            let values = [
+                load.running.into(),
+                load.backlog as u64,
+                fit.into(),
+                router.stored_chunks(env, member).into(),
+                router.capacity().into(),
+            ];
+            for (metric, value) in OF_POD.into_iter().zip(values) {
+                self.set(metric, Some(member), value);
+            }
         }
-        self.set(
-            Metric::TableMaxBytes,
-            None,
-            router.table().footprint().bytes,
-        );
+        let before = self.shown.replace(members.clone());
+        let left = before
+            .iter()
+            .filter(|old| members.iter().all(|new| new.key != old.key));
+        left.for_each(|member| self.zero_pod(member));
+        let bytes = router.table().footprint().bytes;
+        self.set(Metric::TableMaxBytes, None, bytes);
+        self.set(Metric::PrefillRate, None, rate as u64);
         self.set(Metric::EnvoyTooOld, None, u64::from(!router.may_pause()));
     }
 
     /// Sets the gauges of every pod to 0.
-    pub fn zero(&self, router: &Router) {
-        let pods = router.config().pods.len();
-        for pod in 0..pods {
-            for metric in [
-                Metric::RequestsInFlight,
-                Metric::CapacityChunks,
-                Metric::StoredChunks,
-            ] {
-                self.set(metric, Some(pod), 0);
-            }
+    pub fn zero(&self) {
+        let shown = self.shown.replace(Rc::new([]));
+        shown.iter().for_each(|member| self.zero_pod(member));
+    }
+
+    fn zero_pod(&self, member: &Member) {
+        for metric in OF_POD {
+            self.set(metric, Some(member), 0);
         }
     }
 
-    fn set(&self, metric: Metric, pod: Option<usize>, value: u64) {
-        if let Some(id) = self.id((metric, pod, ""), "") {
+    fn set(&self, metric: Metric, pod: Option<&Member>, value: u64) {
+        if let Some(id) = self.id(metric, pod, "", "") {
             abi::record_metric(id, value);
         }
     }
 
-    fn id(&self, series: Series, key: &str) -> Option<u32> {
+    fn id(
+        &self,
+        metric: Metric,
+        pod: Option<&Member>,
+        key: &str,
+        word: &'static str,
+    ) -> Option<u32> {
         let mut ids = self.ids.try_borrow_mut().ok()?;
+        let mut pods = self.pods.try_borrow_mut().ok()?;
+        let pod = pod.map(|member| match pods.contains(&member.key) {
+            false if pods.len() >= MAX_PODS => (PodKey::of(OTHER), OTHER),
+            _ => (member.key, member.pod.name.as_str()),
+        });
+        let series = (metric, pod.map(|(key, _)| key), word);
         if let Some(id) = ids.get(&series) {
             return Some(*id);
         }
-        let (metric, pod, word) = series;
         let mut labels = Vec::with_capacity(2);
-        if let Some(name) = pod.and_then(|pod| self.pods.get(pod)) {
-            labels.push(("pod", name.as_str()));
+        if let Some((key, name)) = pod {
+            pods.insert(key);
+            labels.push(("pod", name));
         }
         if !word.is_empty() {
             labels.push((key, word));
@@ -116,26 +149,26 @@ impl HostMeter {
         Some(id)
     }
 
-    fn add(&self, series: Series, key: &str, n: u64) {
+    fn add(&self, metric: Metric, pod: Option<&Member>, key: &str, word: &'static str, n: u64) {
         if n == 0 {
             return;
         }
-        if let Some(id) = self.id(series, key) {
+        if let Some(id) = self.id(metric, pod, key, word) {
             abi::increment_metric(id, i64::try_from(n).unwrap_or(i64::MAX));
         }
     }
 }
 
 impl Meter for HostMeter {
-    fn decision(&self, reason: Reason, pod: Option<usize>) {
-        self.add((Metric::Decisions, pod, reason.as_str()), "reason", 1);
+    fn decision(&self, reason: Reason, pod: Option<&Member>) {
+        self.add(Metric::Decisions, pod, "reason", reason.as_str(), 1);
     }
 
     fn count(&self, metric: Metric, n: u64) {
-        self.add((metric, None, ""), "", n);
+        self.add(metric, None, "", "", n);
     }
 
     fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str) {
-        self.add((metric, None, value), key, 1);
+        self.add(metric, None, key, value, 1);
     }
 }

@@ -7,7 +7,7 @@ use super::abi::{self, Buffer};
 use super::meter::HostMeter;
 use super::stream::{Instance, Stream};
 use crate::config::Config;
-use crate::load::LoadBoard;
+use crate::pods::load::LoadBoard;
 use crate::router::Router;
 use core::cell::RefCell;
 use core::hash::{BuildHasher, Hasher};
@@ -38,7 +38,7 @@ impl Context for Root {
     /// value. It sets its own within a second.
     fn on_done(&mut self) -> bool {
         if let Some(instance) = &self.instance {
-            instance.meter.zero(&instance.router);
+            instance.meter.zero();
         }
         true
     }

@@ -6,7 +6,7 @@
 use super::abi::{self, Buffer, Headers};
 use super::meter::HostMeter;
 use super::shared::SharedData;
-use crate::request::{Go, Request, Step};
+use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -50,6 +50,13 @@ impl Stream {
         }
     }
 
+    fn first_byte(&mut self) {
+        if let Some(instance) = self.instance.clone() {
+            self.request
+                .on_answer_body(&instance.router, &instance.env());
+        }
+    }
+
     fn carry_out(&self, instance: &Instance, step: Step) -> Action {
         match step {
             Step::Pass => Action::Continue,
@@ -78,6 +85,13 @@ fn body(size: usize) -> Option<Vec<u8>> {
         return Some(Vec::new());
     }
     abi::buffer(Buffer::RequestBody, size)
+}
+
+/// A property that is a number; 0 when it is absent.
+fn number(path: &str) -> u64 {
+    let value = abi::property(path);
+    let bytes = value.as_deref().and_then(<[u8]>::first_chunk::<8>);
+    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 fn status() -> u16 {
@@ -136,11 +150,14 @@ impl HttpContext for Stream {
         let upstream = upstream
             .as_deref()
             .and_then(|address| core::str::from_utf8(address).ok());
+        let served = Served {
+            status: status(),
+            upstream,
+            flags: &|| number("response\0flags"),
+            attempts: &|| number("upstream\0request_attempt_count"),
+        };
         let env = instance.env();
-        if let Some(answer) =
-            self.request
-                .on_answer(&instance.router, &env, status(), upstream, end)
-        {
+        if let Some(answer) = self.request.on_answer(&instance.router, &env, &served, end) {
             match answer.header {
                 Some(value) => {
                     let _ = abi::set_header(Headers::Response, REPORT_HEADER, value.as_bytes());
@@ -158,13 +175,13 @@ impl HttpContext for Stream {
 
     fn on_http_response_body(&mut self, size: usize, end: bool) -> Action {
         if size > 0 || end {
-            self.request.on_answer_body();
+            self.first_byte();
         }
         Action::Continue
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        self.request.on_answer_body();
+        self.first_byte();
         Action::Continue
     }
 

@@ -1,13 +1,29 @@
 //! Candidates -> a decision.
 //!
 //! Owns the choice of the pod. Pure: what is known of each candidate goes in, a ranking and a
-//! reason come out. Invariant: the choice does not depend on the order of the candidates, and a
-//! decision always names one of them.
-//! Cost: one pass, and a hash per candidate.
+//! reason come out. Invariants: the choice does not depend on the order of the candidates; a
+//! decision always names one of them; a pod that is not fit never goes before one that is.
+//! Cost: one pass, a hash per candidate, a sort.
 
+pub mod balanced;
 mod rendezvous;
 
-use core::cmp::Reverse;
+use crate::config::Policy;
+use core::cmp::Ordering;
+
+#[cfg(test)]
+mod tests;
+
+/// Whether a pod may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// As usual.
+    Fit,
+    /// It was ejected, and this request may be the one that tries it again.
+    Probe,
+    /// Not while there is another.
+    Unfit,
+}
 
 /// What the policy knows of one pod.
 #[derive(Debug, Clone)]
@@ -16,8 +32,16 @@ pub struct Candidate<'a> {
     pub pod: usize,
     /// Its name: what every gateway hashes alike.
     pub name: &'a str,
+    /// Whether it may be chosen.
+    pub standing: Standing,
+    /// Its share of the cold prompts, 0 to 1: less than 1 while it is new.
+    pub cold_share: f64,
     /// Leading chunks of the prompt that it holds, over all prompts of the body.
     pub matched: u32,
+    /// Tokens of the prompts that it does not hold.
+    pub uncached: f64,
+    /// Tokens of other requests that it has to prefill first.
+    pub backlog: f64,
     /// Requests in flight.
     pub running: u32,
 }
@@ -66,111 +90,89 @@ pub struct Ranking {
     pub pods: Vec<usize>,
     /// Why the first one was chosen.
     pub reason: Reason,
+    /// No pod was fit, and all were taken as if they were.
+    pub panic: bool,
 }
 
-/// The longest match wins; among equal ones the fewest requests in flight; then rendezvous
-/// hashing of `home`, so that gateways that share nothing choose alike. `None` without candidates.
-pub fn longest_prefix(candidates: &[Candidate<'_>], home: u64) -> Option<Ranking> {
-    let mut ranked: Vec<_> = candidates
-        .iter()
-        .map(|c| {
-            let key = (
-                Reverse(c.matched),
-                c.running,
-                Reverse(rendezvous::score(home, c.name)),
-            );
-            (key, c.name, c.pod)
-        })
-        .collect();
-    ranked.sort_unstable();
-    let ((Reverse(matched), ..), ..) = *ranked.first()?;
+/// Ranks the candidates. `rate`: tokens of prefill per second. `home`: hash of what gateways that
+/// share nothing shall agree on. `None` without candidates.
+pub fn rank(
+    policy: &Policy,
+    mut candidates: Vec<Candidate<'_>>,
+    rate: f64,
+    home: u64,
+) -> Option<Ranking> {
+    let panic = candidates.iter().all(|c| c.standing == Standing::Unfit);
+    if panic {
+        for candidate in &mut candidates {
+            candidate.standing = Standing::Fit;
+        }
+    }
+    let keys = match policy {
+        Policy::Balanced(keys) => {
+            let at = home_of(&candidates, home);
+            let costs = balanced::costs(&candidates, at, rate, keys);
+            let later = admitted(&candidates, home);
+            let keys = costs.iter().zip(later);
+            keys.map(|(cost, later)| (later, cost.total())).collect()
+        }
+        Policy::LongestPrefix => longest_prefix(&candidates),
+    };
+    let mut ranked: Vec<_> = candidates.iter().zip(keys).collect();
+    ranked.sort_unstable_by(|a, b| before(a, b, home));
+    let ((best, _), most) = (ranked.first()?, candidates.iter().map(|c| c.matched).max()?);
+    let reason = match best.matched {
+        _ if most == 0 => Reason::Cold,
+        matched if matched == most => Reason::Prefix,
+        _ => Reason::Load,
+    };
     Some(Ranking {
-        pods: ranked.into_iter().map(|(_, _, pod)| pod).collect(),
-        reason: if matched > 0 {
-            Reason::Prefix
-        } else {
-            Reason::Cold
-        },
+        pods: ranked.iter().map(|(candidate, _)| candidate.pod).collect(),
+        reason,
+        panic,
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// What a pod is sorted by among the fit: the lower the better.
+type Key = (bool, f64);
 
-    fn candidate(pod: usize, name: &str, matched: u32, running: u32) -> Candidate<'_> {
-        Candidate {
-            pod,
-            name,
-            matched,
-            running,
-        }
-    }
+/// The rule of the RFC: the most leading chunks; of equal ones the fewest requests in flight.
+fn longest_prefix(candidates: &[Candidate<'_>]) -> Vec<Key> {
+    // Exact: a body has at most 2^20 chunks.
+    let key = |c: &Candidate<'_>| f64::from(c.running) - f64::from(c.matched) * 4_294_967_296.0;
+    candidates.iter().map(|c| (false, key(c))).collect()
+}
 
-    #[test]
-    fn match_goes_before_load_and_load_before_the_hash() {
-        let pods = [
-            candidate(0, "a", 3, 0),
-            candidate(1, "b", 5, 9),
-            candidate(2, "c", 5, 4),
-        ];
-        let ranking = longest_prefix(&pods, 1).unwrap();
-        assert_eq!(
-            (ranking.pods, ranking.reason),
-            (vec![2, 1, 0], Reason::Prefix)
-        );
-        let cold = [candidate(0, "a", 0, 2), candidate(1, "b", 0, 1)];
-        let ranking = longest_prefix(&cold, 1).unwrap();
-        assert_eq!((ranking.pods, ranking.reason), (vec![1, 0], Reason::Cold));
-        assert_eq!(longest_prefix(&[], 1), None);
-    }
+/// Fit pods first, then the key, then rendezvous hashing, then the name.
+fn before(a: &(&Candidate<'_>, Key), b: &(&Candidate<'_>, Key), home: u64) -> Ordering {
+    let ((a, (a_later, a_cost)), (b, (b_later, b_cost))) = (a, b);
+    let unfit = |c: &Candidate<'_>| c.standing == Standing::Unfit;
+    unfit(a)
+        .cmp(&unfit(b))
+        .then(a_later.cmp(b_later))
+        .then(a_cost.total_cmp(b_cost))
+        .then_with(|| rendezvous::score(home, b.name).cmp(&rendezvous::score(home, a.name)))
+        .then_with(|| a.name.cmp(b.name))
+}
 
-    #[test]
-    fn cold_prompts_spread_over_idle_pods() {
-        let names = ["a", "b", "c", "d"];
-        let pods: Vec<_> = names
-            .iter()
-            .enumerate()
-            .map(|(i, n)| candidate(i, n, 0, 0))
-            .collect();
-        let mut won = [0u32; 4];
-        for home in 0..4000 {
-            won[longest_prefix(&pods, home).unwrap().pods[0]] += 1;
-        }
-        assert!(won.iter().all(|n| (850..1150).contains(n)), "{won:?}");
-    }
+/// The candidate that rendezvous hashing chooses among those that may be chosen.
+pub fn home_of(candidates: &[Candidate<'_>], home: u64) -> Option<usize> {
+    let able = candidates.iter().enumerate();
+    let able = able.filter(|(_, c)| c.standing != Standing::Unfit);
+    able.max_by_key(|(_, c)| (rendezvous::score(home, c.name), c.name))
+        .map(|(index, _)| index)
+}
 
-    #[test]
-    fn a_pod_that_leaves_moves_only_its_own_prompts() {
-        let four = ["a", "b", "c", "d"];
-        let pods: Vec<_> = four
-            .iter()
-            .enumerate()
-            .map(|(i, n)| candidate(i, n, 0, 0))
-            .collect();
-        for home in 0..500 {
-            let before = longest_prefix(&pods, home).unwrap().pods[0];
-            let after = longest_prefix(&pods[..3], home).unwrap().pods[0];
-            assert!(before == 3 || before == after);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_of_candidates_does_not_matter(
-            facts in prop::collection::vec((0u32..3, 0u32..3), 1..8),
-            home: u64,
-            rotate in 0usize..8,
-        ) {
-            let names: Vec<String> = (0..facts.len()).map(|i| format!("pod-{i}")).collect();
-            let mut pods: Vec<_> = facts.iter().enumerate()
-                .map(|(i, (matched, running))| candidate(i, &names[i], *matched, *running)).collect();
-            let first = longest_prefix(&pods, home);
-            let turns = rotate % pods.len();
-            pods.rotate_left(turns);
-            pods.reverse();
-            prop_assert_eq!(first, longest_prefix(&pods, home));
-        }
-    }
+/// Which candidates come after the others, for they are new and this prompt is not of the share
+/// of cold prompts that they take yet. The same prompts on every gateway, more with every second.
+fn admitted<'a>(
+    candidates: &'a [Candidate<'_>],
+    home: u64,
+) -> impl Iterator<Item = bool> + use<'a> {
+    let turn = home.rotate_left(32);
+    candidates.iter().map(move |candidate| {
+        candidate.cold_share < 1.0
+            && candidate.matched == 0
+            && rendezvous::share(turn, candidate.name) >= candidate.cold_share
+    })
 }

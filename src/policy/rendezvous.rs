@@ -9,3 +9,8 @@ use twox_hash::XxHash64;
 pub fn score(home: u64, name: &str) -> u64 {
     XxHash64::oneshot(home, name.as_bytes())
 }
+
+/// The same as a number from 0 to 1.
+pub fn share(home: u64, name: &str) -> f64 {
+    (score(home, name) >> 11) as f64 / (1u64 << 53) as f64
+}

@@ -6,14 +6,16 @@
 //! ends there; a credit is either confirmed by the first byte of a 2xx answer or taken back.
 //! Cost: the body is read once, at the decision (a few times if the model comes late).
 
-use crate::chunk::ChunkHash;
+mod decided;
+
 use crate::config::{Config, Mode};
 use crate::destination;
 use crate::metrics::Metric;
-use crate::policy::{Ranking, Reason};
+use crate::policy::Ranking;
 use crate::prompt::{self, Api, Extent, Prompts};
-use crate::report::Report;
-use crate::router::{Counted, Credit, Env, Router};
+use crate::router::{Env, Question, Router};
+use decided::Decided;
+pub use decided::Served;
 
 /// A body that is held for its model is looked at this often between `match_bytes` and
 /// `hold_bytes`; the lengths are fixed, so that the same body is always cut at the same place.
@@ -58,25 +60,6 @@ enum State {
     Reading { api: Api, next_look: usize },
     /// On its way.
     Decided(Box<Decided>),
-}
-
-#[derive(Debug)]
-struct Decided {
-    reason: Reason,
-    detail: Option<&'static str>,
-    chunks: u32,
-    /// Per pod of the pool; empty when nothing was looked up.
-    matched: Vec<u32>,
-    /// The pod that the policy chose.
-    chosen: Option<usize>,
-    /// The pod that has this request in its count, known to serve it or expected to.
-    counted_on: Option<usize>,
-    counted: Option<Counted>,
-    /// The answer's origin, when it is no pod of the pool.
-    stranger: Option<String>,
-    /// Whole chunks of each prompt that has any, while a credit may still be given or moved.
-    chains: Vec<Vec<ChunkHash>>,
-    credit: Option<Credit>,
 }
 
 /// One request.
@@ -182,13 +165,12 @@ impl Request {
         self.on_body(router, env, self.body_size, true, body)
     }
 
-    /// The answer's headers arrived, from the host at `upstream` or, without one, from Envoy.
+    /// The answer's headers arrived.
     pub fn on_answer(
         &mut self,
         router: &Router,
         env: &Env<'_>,
-        status: u16,
-        upstream: Option<&str>,
+        served: &Served<'_>,
         end: bool,
     ) -> Option<Answer> {
         let report = match &mut self.state {
@@ -196,12 +178,12 @@ impl Request {
             // Envoy answered while the request was held (408, 413).
             State::Reading { .. } => None,
             State::Decided(decided) => {
-                let before = decided.text(router);
-                decided.settle(router, env, status, upstream);
+                let before = decided.text();
+                decided.settle(router, env, served);
                 if end {
-                    decided.confirm();
+                    decided.first_byte(router, env);
                 }
-                let after = decided.text(router);
+                let after = decided.text();
                 (before != after).then_some(after)
             }
         };
@@ -212,17 +194,16 @@ impl Request {
     }
 
     /// Bytes of the answer's body, or its end: the pod has done the prefill.
-    pub fn on_answer_body(&mut self) {
+    pub fn on_answer_body(&mut self, router: &Router, env: &Env<'_>) {
         if let State::Decided(decided) = &mut self.state {
-            decided.confirm();
+            decided.first_byte(router, env);
         }
     }
 
     /// The stream is over, however it ended.
     pub fn on_end(&mut self, router: &Router, env: &Env<'_>) {
         if let State::Decided(mut decided) = core::mem::take(&mut self.state) {
-            decided.take_back(router, env);
-            decided.count_on(router, env, None);
+            decided.end(router, env);
         }
     }
 
@@ -235,25 +216,33 @@ impl Request {
         detail: Option<&'static str>,
     ) -> Step {
         let Prompts { model, prompts } = prompts;
+        let question = Question {
+            model: model.as_deref(),
+            prompts: &prompts,
+        };
+        let members = router.members(env);
+        let choice = router.choose(env, &members, question);
         let chunks = prompts.iter().fold(0u32, |sum, prompt| {
             sum.saturating_add(u32::try_from(prompt.chunks.len()).unwrap_or(u32::MAX))
         });
-        let Some(choice) = router.choose(env, model.as_deref(), &prompts) else {
-            return self.go(
-                router,
-                env,
-                None,
-                Decided::new(Reason::NoPods, detail, chunks),
-            );
+        let mut decided = Decided::new(members, chunks, detail);
+        let Some(choice) = choice else {
+            return self.go(router, env, None, decided);
         };
-        let mut decided = Decided::new(choice.ranking.reason, detail, chunks);
         decided.matched = choice.matched;
         if api.fills_cache() {
+            decided.bytes = choice.bytes;
             let chains = prompts.into_iter().map(|prompt| prompt.chunks);
             decided.chains = chains.filter(|chain| !chain.is_empty()).collect();
             if router.config().mode == Mode::Route {
                 if let Some(best) = choice.ranking.pods.first() {
-                    decided.credit = router.credit(env, *best, &decided.chains, choice.queries);
+                    decided.credit = router.credit(
+                        env,
+                        &decided.members,
+                        *best,
+                        &decided.chains,
+                        choice.queries,
+                    );
                 }
             }
         }
@@ -261,16 +250,10 @@ impl Request {
     }
 
     fn go_without_prompt(&mut self, router: &Router, env: &Env<'_>, detail: &'static str) -> Step {
-        match router.choose_by_load(env) {
-            Some(ranking) => {
-                let decided = Decided::new(Reason::NoPrompt, Some(detail), 0);
-                self.go(router, env, Some(ranking), decided)
-            }
-            None => {
-                let decided = Decided::new(Reason::NoPods, Some(detail), 0);
-                self.go(router, env, None, decided)
-            }
-        }
+        let members = router.members(env);
+        let choice = router.choose(env, &members, Question::default());
+        let decided = Decided::new(members, 0, Some(detail));
+        self.go(router, env, choice.map(|choice| choice.ranking), decided)
     }
 
     fn go(
@@ -280,24 +263,28 @@ impl Request {
         ranking: Option<Ranking>,
         mut decided: Decided,
     ) -> Step {
-        let pods = ranking.map_or_else(Vec::new, |ranking| ranking.pods);
-        decided.chosen = pods.first().copied();
-        env.meter.decision(decided.reason, decided.chosen);
+        let mut pods = Vec::new();
+        if let Some(ranking) = ranking {
+            decided.reason = ranking.reason;
+            if ranking.panic {
+                decided.detail = Some("panic");
+            }
+            decided.chosen = ranking.pods.first().copied();
+            pods = ranking.pods;
+        }
+        let name = decided.chosen.and_then(|pod| decided.members.get(pod));
+        env.meter.decision(decided.reason, name);
         env.meter.count(Metric::PromptChunks, decided.chunks.into());
-        env.meter.count(
-            Metric::MatchedChunks,
-            decided.matched_on(decided.chosen).into(),
-        );
+        let matched = decided.matched_on(decided.chosen);
+        env.meter.count(Metric::MatchedChunks, matched.into());
         let mut go = Go {
             destination: None,
-            report: decided.text(router),
+            report: decided.text(),
         };
-        if router.config().mode == Mode::Route {
-            let config = router.config();
-            let ranked: Vec<_> = pods
-                .iter()
-                .filter_map(|pod| config.pods.get(*pod))
-                .collect();
+        let config = router.config();
+        if config.mode == Mode::Route {
+            let ranked = pods.iter().filter_map(|pod| decided.members.get(*pod));
+            let ranked: Vec<_> = ranked.map(|member| &member.pod).collect();
             go.destination = destination::value(config.destination.mode, &ranked);
             decided.count_on(router, env, decided.chosen);
         }
@@ -310,134 +297,12 @@ impl Request {
         let State::Decided(decided) = &self.state else {
             return None;
         };
-        let report = decided.report(router);
+        let report = decided.report();
         match router.config().response_header {
             ResponseHeader::Off => None,
             ResponseHeader::Pod => Some(report.pod_only()).filter(|text| !text.is_empty()),
             ResponseHeader::Full => Some(report.full()),
         }
-    }
-}
-
-impl Decided {
-    fn new(reason: Reason, detail: Option<&'static str>, chunks: u32) -> Self {
-        Self {
-            reason,
-            detail,
-            chunks,
-            matched: Vec::new(),
-            chosen: None,
-            counted_on: None,
-            counted: None,
-            stranger: None,
-            chains: Vec::new(),
-            credit: None,
-        }
-    }
-
-    /// The pod that served, or is expected to.
-    fn pod(&self) -> Option<usize> {
-        self.counted_on.or(self.chosen)
-    }
-
-    fn matched_on(&self, pod: Option<usize>) -> u32 {
-        pod.and_then(|pod| self.matched.get(pod))
-            .copied()
-            .unwrap_or(0)
-    }
-
-    fn report<'a>(&'a self, router: &'a Router) -> Report<'a> {
-        let named = |pod: usize| router.config().pods.get(pod).map(|pod| pod.name.as_str());
-        Report {
-            pod: self
-                .stranger
-                .as_deref()
-                .or_else(|| self.pod().and_then(named)),
-            matched: if self.stranger.is_some() {
-                0
-            } else {
-                self.matched_on(self.pod())
-            },
-            chunks: self.chunks,
-            reason: self.reason,
-            detail: self.detail,
-        }
-    }
-
-    fn text(&self, router: &Router) -> String {
-        self.report(router).full()
-    }
-
-    /// Credit follows who served, and goes back when nobody did.
-    fn settle(&mut self, router: &Router, env: &Env<'_>, status: u16, upstream: Option<&str>) {
-        let observing = router.config().mode == Mode::Observe;
-        let chosen_address = self.chosen.and_then(|pod| router.config().pods.get(pod));
-        let chosen_is_known = chosen_address.is_some_and(|pod| pod.has_ip_address());
-        let served = match upstream {
-            None => None,
-            Some(address) => match router.pod_at(address) {
-                Some(pod) => Some(pod),
-                // The chosen pod's own address is not known, and it is nobody else's.
-                None if !observing && !chosen_is_known && self.chosen.is_some() => self.chosen,
-                None => {
-                    self.stranger = Some(address.to_owned());
-                    None
-                }
-            },
-        };
-        // Without a prompt there is nothing to agree on.
-        if observing && served.is_some() && self.chunks > 0 {
-            let outcome = if served == self.chosen {
-                "agreed"
-            } else {
-                "differed"
-            };
-            env.meter
-                .count_labelled(Metric::Observed, "outcome", outcome);
-        }
-        if served.is_some() || self.stranger.is_some() {
-            self.count_on(router, env, served);
-        }
-        let did_work = (200..300).contains(&status) && served.is_some();
-        let credited = self.credit.as_ref().map(Credit::pod);
-        if credited.is_some() && !(did_work && credited == served) {
-            self.take_back(router, env);
-        }
-        if let (true, Some(pod), None) = (did_work, served, &self.credit) {
-            if !self.chains.is_empty() {
-                self.credit = router.credit(env, pod, &self.chains, Vec::new());
-                if credited.is_some() {
-                    env.meter.count(Metric::MovedCredits, 1);
-                }
-            }
-        }
-        if !did_work {
-            self.chains = Vec::new();
-        }
-    }
-
-    /// The first byte of an answer that was credited: from now on the credit stands.
-    fn confirm(&mut self) {
-        self.credit = None;
-        self.chains = Vec::new();
-    }
-
-    fn take_back(&mut self, router: &Router, env: &Env<'_>) {
-        if let Some(credit) = self.credit.take() {
-            router.take_back(env, credit, &self.chains);
-            env.meter.count(Metric::UndoneNotifies, 1);
-        }
-    }
-
-    fn count_on(&mut self, router: &Router, env: &Env<'_>, pod: Option<usize>) {
-        if self.counted_on == pod {
-            return;
-        }
-        if let Some(counted) = self.counted.take() {
-            router.end(env, counted);
-        }
-        self.counted = pod.and_then(|pod| router.begin(env, pod));
-        self.counted_on = pod;
     }
 }
 

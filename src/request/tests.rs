@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::config::Config;
-use crate::load::LoadBoard;
 use crate::metrics::Silent;
+use crate::pods::load::{Load, LoadBoard};
 use crate::store::MemoryStore;
 use std::rc::Rc;
 
@@ -75,8 +75,38 @@ impl World {
     }
 
     fn answer(&self, request: &mut Request, status: u16, upstream: Option<&str>) -> String {
-        let answer = request.on_answer(&self.router, &self.env(), status, upstream, false);
+        self.answer_with(request, status, upstream, 0)
+    }
+
+    fn answer_with(
+        &self,
+        request: &mut Request,
+        status: u16,
+        upstream: Option<&str>,
+        flags: u64,
+    ) -> String {
+        let answer = self.on_answer(request, status, upstream, flags);
         answer.unwrap().header.unwrap_or_default()
+    }
+
+    fn on_answer(
+        &self,
+        request: &mut Request,
+        status: u16,
+        upstream: Option<&str>,
+        flags: u64,
+    ) -> Option<Answer> {
+        let served = Served {
+            status,
+            upstream,
+            flags: &|| flags,
+            attempts: &|| 1,
+        };
+        request.on_answer(&self.router, &self.env(), &served, false)
+    }
+
+    fn first_byte(&self, request: &mut Request) {
+        request.on_answer_body(&self.router, &self.env());
     }
 
     fn end(&self, mut request: Request) {
@@ -92,14 +122,22 @@ impl World {
             self.router.config().chunk_bytes,
         )
         .unwrap();
-        self.router
-            .choose(&self.env(), None, &prompts.prompts)
-            .unwrap()
-            .matched
+        let members = self.router.members(&self.env());
+        let question = Question {
+            model: None,
+            prompts: &prompts.prompts,
+        };
+        let choice = self.router.choose(&self.env(), &members, question);
+        choice.unwrap().matched
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let members = self.router.members(&self.env());
+        self.router.loads(&self.env(), &members).0
     }
 
     fn running(&self) -> Vec<u32> {
-        self.router.running(&self.env())
+        self.loads().iter().map(|load| load.running).collect()
     }
 }
 
@@ -127,7 +165,7 @@ fn a_second_turn_goes_where_the_first_went() {
         assert!(go.report.contains("matched=0"), "{}", go.report);
         assert!(go.report.ends_with("reason=cold"), "{}", go.report);
         world.answer(&mut request, 200, Some(address(&go)));
-        request.on_answer_body();
+        world.first_byte(&mut request);
         world.end(request);
         let (request, again) = world.send(&long(seed));
         assert_eq!(again.destination, go.destination);
@@ -140,7 +178,9 @@ fn a_second_turn_goes_where_the_first_went() {
 #[test]
 fn a_burst_of_one_prompt_stays_together() {
     let world = World::new("");
-    let sent: Vec<_> = (0..8).map(|_| world.send(&long("burst "))).collect();
+    // Short enough to be computed elsewhere for less than it costs to wait, it would spill.
+    let body = chat(&"burst ".repeat(4000));
+    let sent: Vec<_> = (0..8).map(|_| world.send(&body)).collect();
     assert!(sent
         .iter()
         .all(|(_, go)| go.destination == sent[0].1.destination));
@@ -179,7 +219,7 @@ fn a_credit_stands_from_the_first_byte_on() {
     let body = long("stands ");
     let (mut request, go) = world.send(&body);
     world.answer(&mut request, 200, Some(address(&go)));
-    request.on_answer_body();
+    world.first_byte(&mut request);
     // The stream is reset in the middle of the answer.
     world.end(request);
     assert!(world.held(&body).iter().sum::<u32>() > 0);
@@ -199,7 +239,7 @@ fn credit_follows_who_served() {
     let running = world.running();
     assert_eq!(running.iter().sum::<u32>(), 1);
     assert_eq!(running[usize::from(other == B)], 1, "counted where it runs");
-    request.on_answer_body();
+    world.first_byte(&mut request);
     world.end(request);
     let held = world.held(&body);
     assert!(held[usize::from(other == B)] > 0, "{held:?}");
@@ -216,7 +256,7 @@ fn a_stranger_gets_no_credit_and_is_named() {
         header.starts_with("pod=\"10.9.9.9:8000\", matched=0"),
         "{header}"
     );
-    request.on_answer_body();
+    world.first_byte(&mut request);
     assert_eq!(world.running(), [0, 0]);
     world.end(request);
     assert_eq!(world.held(&body), [0, 0]);
@@ -326,10 +366,7 @@ fn outside_of_match_nothing_is_done() {
         world.body(&mut request, long("x").as_bytes(), true),
         Step::Pass
     );
-    assert_eq!(
-        request.on_answer(&world.router, &world.env(), 200, Some(A), true),
-        None
-    );
+    assert_eq!(world.on_answer(&mut request, 200, Some(A), 0), None);
     let step = world.headers(
         &mut Request::default(),
         "/team-a/v1/chat/completions",
@@ -344,6 +381,7 @@ fn a_long_body_is_decided_on_its_first_part_however_it_arrives() {
     let world = World::new(r#", "match_bytes": 1024, "hold_bytes": 4096"#);
     let body = chat(&"abcdefghij ".repeat(1000));
     let at_once = world.send(&body);
+    world.end(at_once.0);
     let mut piecewise = Request::default();
     world.headers(&mut piecewise, "/v1/chat/completions", &[], false);
     assert_eq!(
@@ -430,7 +468,7 @@ fn observing_steers_nothing_and_learns_from_who_served() {
     );
     let header = world.answer(&mut request, 200, Some(B));
     assert!(header.starts_with("pod=\"b\""), "{header}");
-    request.on_answer_body();
+    world.first_byte(&mut request);
     world.end(request);
     let held = world.held(&body);
     assert!(held[0] == 0 && held[1] > 0, "{held:?}");
@@ -459,7 +497,7 @@ fn an_answer_before_the_decision_is_only_relabelled() {
     let world = World::new("");
     let mut request = Request::default();
     world.headers(&mut request, "/v1/chat/completions", &[], false);
-    let answer = request.on_answer(&world.router, &world.env(), 408, None, true);
+    let answer = world.on_answer(&mut request, 408, None, 0);
     assert_eq!(
         answer,
         Some(Answer {
@@ -485,7 +523,18 @@ fn a_model_goes_to_pods_that_serve_it() {
         meter: &Silent,
         clock: &|| 0,
     };
-    let first = |model| router.choose(&env, Some(model), &[]).unwrap().ranking.pods;
+    let members = router.members(&env);
+    let first = |model| {
+        let question = Question {
+            model: Some(model),
+            prompts: &[],
+        };
+        router
+            .choose(&env, &members, question)
+            .unwrap()
+            .ranking
+            .pods
+    };
     assert_eq!(first("base"), [0]);
     assert_eq!(first("lora"), [1]);
     assert_eq!(first("unknown").len(), 2, "vLLM answers its own 404");

@@ -91,11 +91,20 @@ impl Table {
         false
     }
 
-    /// The pod's slot, if it has one.
-    pub fn find(&self, store: &dyn SharedStore, pod: PodKey) -> Option<Slot> {
+    /// The slot of each pod that has one.
+    pub fn find(&self, store: &dyn SharedStore, pods: &[PodKey]) -> Vec<Option<Slot>> {
         let (slots, _) = self.read_slots(store);
-        let index = slots.find(pod)?;
-        Some(Slot { index, pod })
+        let found = |pod: &PodKey| {
+            let index = slots.find(*pod)?;
+            Some(Slot { index, pod: *pod })
+        };
+        pods.iter().map(found).collect()
+    }
+
+    /// Whether any pod has a slot.
+    pub fn has_owners(&self, store: &dyn SharedStore) -> bool {
+        let (slots, _) = self.read_slots(store);
+        slots.entries().iter().any(|entry| entry.owner != 0)
     }
 
     /// Forgets every pod that is not among the living: one that was removed has no credit,

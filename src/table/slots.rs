@@ -16,7 +16,7 @@ pub(super) const fn size(slots: usize) -> usize {
 
 /// A pod as the tables know it: a hash of its name, never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PodKey(pub(super) u64);
+pub struct PodKey(pub(crate) u64);
 
 impl PodKey {
     /// The key of the pod of that name.

@@ -1,0 +1,34 @@
+//! What is known of the pods.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `load`, and its `lane` and `rate` | requests in flight, prefill that waits, how fast it goes |
+//! | `standing` | who is ejected, who is new |
+//!
+//! Owns [`Member`], a pod as a request sees it. Invariant: a request keeps the list that it was
+//! decided on, so its indices mean the same pods all its life, whoever comes or goes.
+
+mod lane;
+pub mod load;
+mod rate;
+pub mod standing;
+
+use crate::config::Pod;
+use crate::table::{PodKey, Slot};
+use std::rc::Rc;
+
+/// One pod of a pool.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Name, address and models.
+    pub pod: Pod,
+    /// Its key in the tables.
+    pub key: PodKey,
+    /// Its place in the tables; without one nothing is counted or stored for it.
+    pub slot: Option<Slot>,
+    /// Whether Envoy takes it for able to serve, as far as Envoy was asked.
+    pub healthy: bool,
+}
+
+/// The pods of a pool at one moment.
+pub type Members = Rc<[Member]>;
