@@ -65,6 +65,38 @@ impl Bootstrap {
         self
     }
 
+    /// Pods beyond the shipped three: `vllm-3`, `vllm-4`, …, each in the three places that the
+    /// file's head names.
+    pub fn with_more_pods(mut self, ports: &[u16]) -> Self {
+        let mut plugin = self.plugin();
+        for (index, port) in ports.iter().enumerate() {
+            let name = format!("vllm-{}", PODS.len() + index);
+            let address = format!("127.0.0.1:{port}");
+            let static_pods = plugin["pods"].as_array_mut().expect("static pods");
+            static_pods.push(serde_json::json!({ "name": name, "address": address }));
+            let clusters = self.0["static_resources"]["clusters"].as_array_mut();
+            let clusters = clusters.expect("clusters");
+            let find = |clusters: &[Value], name: &str| {
+                let at = clusters.iter().position(|c| c["name"] == name);
+                at.unwrap_or_else(|| panic!("no cluster {name}"))
+            };
+            let endpoints = "/load_assignment/endpoints/0/lb_endpoints";
+            let own = clusters[find(clusters, "vllm-2/only")].to_string();
+            let mut own: Value = serde_json::from_str(&own.replace("vllm-2", &name)).expect("JSON");
+            let endpoint = own.pointer_mut(endpoints).expect("one endpoint");
+            endpoint[0]["endpoint"]["address"]["socket_address"]["port_value"] = (*port).into();
+            let endpoint = endpoint[0].clone();
+            let both = clusters[find(clusters, "vllm-2")].to_string();
+            let both = serde_json::from_str(&both.replace("vllm-2", &name)).expect("JSON");
+            let pool = find(clusters, "vllm");
+            let pool = clusters[pool].pointer_mut(endpoints).expect("endpoints");
+            pool.as_array_mut().expect("a list").push(endpoint);
+            clusters.extend([both, own]);
+        }
+        self.set_plugin(&plugin);
+        self
+    }
+
     /// The plugin's configuration.
     pub fn plugin(&mut self) -> Value {
         let text = self.at("/configuration/value", Part::Plugin);

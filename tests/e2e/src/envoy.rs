@@ -261,11 +261,21 @@ impl Envoy {
     pub async fn eventually<F: std::future::Future<Output = bool>>(
         &self,
         what: &str,
-        holds: impl Fn() -> F,
+        holds: impl FnMut() -> F,
     ) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        self.within(Duration::from_secs(10), what, holds).await;
+    }
+
+    /// The same with other patience.
+    pub async fn within<F: std::future::Future<Output = bool>>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut holds: impl FnMut() -> F,
+    ) {
+        let deadline = Instant::now() + patience;
         while !holds().await {
-            assert!(Instant::now() < deadline, "not within 10 s: {what}");
+            assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
