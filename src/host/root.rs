@@ -11,8 +11,6 @@ use crate::pods::load::LoadBoard;
 use crate::router::Router;
 use core::cell::RefCell;
 use core::hash::{BuildHasher, Hasher};
-use proxy_wasm::traits::{Context, HttpContext, RootContext};
-use proxy_wasm::types::ContextType;
 use std::hash::RandomState;
 use std::rc::Rc;
 
@@ -33,19 +31,18 @@ pub struct Root {
     instance: Option<Rc<Instance>>,
 }
 
-impl Context for Root {
+impl Root {
     /// The configuration goes: pods that the next one does not have shall not stay at their last
     /// value. It sets its own within a second.
-    fn on_done(&mut self) -> bool {
+    pub fn on_done(&mut self) -> bool {
         if let Some(instance) = &self.instance {
             instance.meter.zero();
         }
         true
     }
-}
 
-impl RootContext for Root {
-    fn on_configure(&mut self, _: usize) -> bool {
+    /// A configuration came; false refuses it.
+    pub fn on_configure(&mut self, _: usize) -> bool {
         let text = abi::buffer(Buffer::PluginConfiguration, MAX_CONFIG_BYTES).unwrap_or_default();
         let config = match Config::parse(&text) {
             Ok(config) => config,
@@ -71,7 +68,8 @@ impl RootContext for Root {
         true
     }
 
-    fn on_tick(&mut self) {
+    /// A period has passed.
+    pub fn on_tick(&mut self) {
         if let Some(instance) = &self.instance {
             let env = instance.env();
             instance.router.tick(&env);
@@ -79,12 +77,9 @@ impl RootContext for Root {
         }
     }
 
-    fn create_http_context(&self, _: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(Stream::new(self.instance.clone())))
-    }
-
-    fn get_type(&self) -> Option<ContextType> {
-        Some(ContextType::HttpContext)
+    /// A stream of this configuration.
+    pub fn stream(&self) -> Stream {
+        Stream::new(self.instance.clone())
     }
 }
 

@@ -4,12 +4,11 @@
 //! request; one property read and one header write per answer.
 
 use super::abi::{self, Buffer, Headers};
+use super::exports::Action;
 use super::meter::HostMeter;
 use super::shared::SharedData;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
 use std::rc::Rc;
 
 /// Response header, and name of the filter state.
@@ -100,10 +99,10 @@ fn status() -> u16 {
         .unwrap_or(0)
 }
 
-impl Context for Stream {}
-
-impl HttpContext for Stream {
-    fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
+/// Envoy's callbacks.
+impl Stream {
+    /// The request's headers came.
+    pub fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
@@ -122,7 +121,8 @@ impl HttpContext for Stream {
         self.carry_out(&instance, step)
     }
 
-    fn on_http_request_body(&mut self, size: usize, end: bool) -> Action {
+    /// Bytes of the request's body, or its end.
+    pub fn on_http_request_body(&mut self, size: usize, end: bool) -> Action {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
@@ -132,7 +132,8 @@ impl HttpContext for Stream {
         self.carry_out(&instance, step)
     }
 
-    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+    /// The request's trailers came.
+    pub fn on_http_request_trailers(&mut self, _: usize) -> Action {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
@@ -142,7 +143,8 @@ impl HttpContext for Stream {
         self.carry_out(&instance, step)
     }
 
-    fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
+    /// The answer's headers came.
+    pub fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
@@ -173,19 +175,22 @@ impl HttpContext for Stream {
         Action::Continue
     }
 
-    fn on_http_response_body(&mut self, size: usize, end: bool) -> Action {
+    /// Bytes of the answer's body, or its end.
+    pub fn on_http_response_body(&mut self, size: usize, end: bool) -> Action {
         if size > 0 || end {
             self.first_byte();
         }
         Action::Continue
     }
 
-    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+    /// The answer's trailers came.
+    pub fn on_http_response_trailers(&mut self, _: usize) -> Action {
         self.first_byte();
         Action::Continue
     }
 
-    fn on_log(&mut self) {
+    /// The stream is over.
+    pub fn on_log(&mut self) {
         if let Some(instance) = self.instance.clone() {
             self.request.on_end(&instance.router, &instance.env());
         }
