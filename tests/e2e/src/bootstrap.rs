@@ -1,4 +1,4 @@
-//! The shipped bootstrap, `envoy/envoy.yaml`, with other ports.
+//! A shipped bootstrap, `envoy/*.yaml`, with other ports.
 //!
 //! Invariant: what is tested is what is shipped. Only ports, the module's path and what a test is
 //! about are replaced, and a replacement that finds nothing to replace is an error.
@@ -13,9 +13,57 @@ pub const ADMIN: u16 = 9901;
 /// Ports of the pods in the shipped file.
 pub const PODS: [u16; 3] = [8001, 8002, 8003];
 
+/// How Envoy is told which pod: a bootstrap is shipped for each way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shipped {
+    /// A cluster for each pod, named in a header.
+    ClusterHeader,
+    /// One cluster whose policy takes addresses from a header.
+    OverrideHost,
+    /// One cluster and the session filter.
+    StatefulSession,
+}
+
+impl Shipped {
+    /// All of them.
+    pub const ALL: [Self; 3] = [
+        Self::ClusterHeader,
+        Self::OverrideHost,
+        Self::StatefulSession,
+    ];
+
+    /// The file, under `envoy/`.
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::ClusterHeader => "envoy.yaml",
+            Self::OverrideHost => "override-host.yaml",
+            Self::StatefulSession => "stateful-session.yaml",
+        }
+    }
+
+    /// The header by which the filter tells Envoy.
+    pub fn header(self) -> &'static str {
+        match self {
+            Self::ClusterHeader => "x-vllm-cluster",
+            Self::OverrideHost => "x-gateway-destination-endpoint",
+            Self::StatefulSession => "x-vllm-host",
+        }
+    }
+
+    /// How often a pod's address stands in Envoy's own configuration: in the pool and, where it
+    /// has one, in the pod's own cluster.
+    fn addresses(self) -> usize {
+        if self == Self::ClusterHeader {
+            2
+        } else {
+            1
+        }
+    }
+}
+
 /// An Envoy bootstrap as JSON (YAML aliases resolved).
 #[derive(Debug, Clone)]
-pub struct Bootstrap(Value);
+pub struct Bootstrap(Value, Shipped);
 
 /// Root of the repository.
 pub fn root() -> PathBuf {
@@ -29,11 +77,17 @@ pub fn module() -> PathBuf {
 }
 
 impl Bootstrap {
-    /// The shipped file, with the module's path made absolute.
+    /// The first of the shipped files, with the module's path made absolute.
     pub fn shipped() -> Self {
-        let path = root().join("envoy/envoy.yaml");
+        Self::of(Shipped::ClusterHeader)
+    }
+
+    /// A shipped file, with the module's path made absolute.
+    pub fn of(shipped: Shipped) -> Self {
+        let path = root().join("envoy").join(shipped.file());
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-        let mut this = Self(serde_yaml_ng::from_str(&text).expect("envoy.yaml is YAML"));
+        let json = serde_yaml_ng::from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        let mut this = Self(json, shipped);
         let name = this.at("/vm_config/code/local/filename", Part::Plugin);
         let shipped = name.as_str().expect("path of the module").to_string();
         assert!(
@@ -47,12 +101,13 @@ impl Bootstrap {
     /// Replaces every port of the shipped file: listener, admin, and the three pods.
     pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
         let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 1)];
-        // In the pool and in the pod's own cluster.
-        map.extend(PODS.into_iter().zip(pods).map(|(from, to)| (from, to, 2)));
+        let times = self.1.addresses();
+        let pairs = PODS.into_iter().zip(pods);
+        map.extend(pairs.map(|(from, to)| (from, to, times)));
         let mut seen = vec![0; map.len()];
         replace_ports(&mut self.0, &map, &mut seen);
         for ((from, _, expected), seen) in map.iter().zip(seen) {
-            assert_eq!(seen, *expected, "port {from} in envoy.yaml");
+            assert_eq!(seen, *expected, "port {from} in {}", self.1.file());
         }
         let mut plugin = self.plugin();
         let static_pods = plugin["pods"].as_array_mut().expect("static pods");
@@ -152,6 +207,40 @@ impl Bootstrap {
         self
     }
 
+    /// Splits the route by weight between the pool, which keeps its first pods, and a new cluster
+    /// `other` like it with the rest.
+    pub fn with_split(mut self, first: usize, weights: [u32; 2], other: &str) -> Self {
+        let clusters = &mut self.0["static_resources"]["clusters"];
+        let clusters = clusters.as_array_mut().expect("clusters");
+        assert_eq!(clusters.len(), 1, "one cluster of all pods");
+        let mut second = clusters[0].clone();
+        second["name"] = other.into();
+        second["load_assignment"]["cluster_name"] = other.into();
+        let endpoints = "/load_assignment/endpoints/0/lb_endpoints";
+        let list = |cluster: &mut Value| {
+            let list = cluster.pointer_mut(endpoints).expect("endpoints");
+            list.as_array_mut().map(std::mem::take).expect("a list")
+        };
+        let mut pods = list(&mut clusters[0]);
+        list(&mut second);
+        *second.pointer_mut(endpoints).expect("endpoints") = pods.split_off(first).into();
+        *clusters[0].pointer_mut(endpoints).expect("endpoints") = pods.into();
+        let name = clusters[0]["name"].clone();
+        clusters.push(second);
+        let route = "/route_config/virtual_hosts/0/routes/0/route";
+        let route = self
+            .at(route, Part::Manager)
+            .as_object_mut()
+            .expect("route");
+        route.remove("cluster").expect("one cluster");
+        let [a, b] = weights;
+        let split = serde_json::json!({ "clusters": [
+            { "name": name, "weight": a }, { "name": other, "weight": b },
+        ] });
+        route.insert("weighted_clusters".into(), split);
+        self
+    }
+
     /// Sets a key of the HTTP connection manager.
     pub fn with_manager(mut self, key: &str, value: Value) -> Self {
         self.at("", Part::Manager)[key] = value;
@@ -237,7 +326,7 @@ impl Bootstrap {
             }
         };
         base.pointer_mut(pointer)
-            .unwrap_or_else(|| panic!("envoy.yaml has no {pointer}"))
+            .unwrap_or_else(|| panic!("the bootstrap has no {pointer}"))
     }
 }
 
