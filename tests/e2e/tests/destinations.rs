@@ -160,7 +160,7 @@ async fn the_credit_of_a_retry_moves() {
     for shipped in BY_ADDRESS {
         let (mut pods, envoy) = start(shipped, 1, |b| b).await;
         pods[1].kill().await;
-        for i in 0..12 {
+        for i in 0..40 {
             let body = rig::prompt(&format!("moves {i}"), 2000);
             let (first, _) = served(&envoy, &pods, shipped, &body).await;
             assert_ne!(first.pod, PODS[1]);
