@@ -49,5 +49,6 @@ pub mod prompt;
 pub mod report;
 pub mod request;
 pub mod router;
+pub mod sticky;
 pub mod store;
 pub mod table;
