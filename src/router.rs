@@ -13,6 +13,7 @@ use crate::pods::standing::{Book, Standings};
 use crate::pods::{Member, Members};
 use crate::policy::{self, Candidate, Ranking, Reason, Standing};
 use crate::prompt::Prompt;
+use crate::sticky::{ResponseKey, Responses};
 use crate::store::SharedStore;
 use crate::table::{PodKey, Query, Receipt, Slot, Table};
 use core::cell::{Cell, RefCell};
@@ -40,6 +41,7 @@ pub struct Router {
     table: Table,
     load: Rc<LoadBoard>,
     standings: Standings,
+    responses: Responses,
     may_pause: bool,
     members: RefCell<Option<Members>>,
     settled: Cell<bool>,
@@ -53,6 +55,8 @@ pub struct Question<'a> {
     pub model: Option<&'a str>,
     /// The prompts; none: choose by load alone.
     pub prompts: &'a [Prompt],
+    /// The response that the request is about: the pod that made it alone has it.
+    pub response: Option<ResponseKey>,
 }
 
 /// What a choice was made of.
@@ -94,6 +98,7 @@ impl Router {
         Self {
             table: Table::new(&config.pool, config.geometry()),
             standings: Standings::new(&config.pool, slow_start_ms),
+            responses: Responses::new(&config.pool),
             config,
             load,
             may_pause,
@@ -152,7 +157,11 @@ impl Router {
         members: &[Member],
         question: Question<'_>,
     ) -> Option<Choice> {
-        let Question { model, prompts } = question;
+        let Question {
+            model,
+            prompts,
+            response,
+        } = question;
         let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
         let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
@@ -180,6 +189,7 @@ impl Router {
         let now_ms = (env.clock)();
         let book = self.standings.read(env.store);
         let (loads, rate) = self.loads(env, members);
+        let maker = response.and_then(|key| self.responses.find(env.store, key, now_ms));
         let rank = |probes: bool| {
             let able = self.candidates(members, model, |pod, member| Candidate {
                 pod,
@@ -191,7 +201,19 @@ impl Router {
                 backlog: loads.get(pod).map_or(0.0, |load| load.backlog),
                 running: loads.get(pod).map_or(0, |load| load.running),
             });
-            policy::rank(&self.config.policy, able, rate, home)
+            let mut ranking = policy::rank(&self.config.policy, able, rate, home)?;
+            if prompts.is_empty() {
+                ranking.reason = Reason::NoPrompt;
+            }
+            let mut all = members.iter().enumerate();
+            let maker = maker.and_then(|key| all.find(|(_, member)| member.key == key));
+            if let Some((pod, member)) = maker {
+                let unfit = standing(&book, member, now_ms, probes) == Standing::Unfit;
+                if !unfit || ranking.panic {
+                    ranking.stick_to(pod);
+                }
+            }
+            Some(ranking)
         };
         let mut ranking = rank(true)?;
         let best = ranking.pods.first().and_then(|pod| members.get(*pod));
@@ -200,9 +222,6 @@ impl Router {
             if !self.standings.claim_probe(env.store, best.key, now_ms) {
                 ranking = rank(false)?;
             }
-        }
-        if prompts.is_empty() {
-            ranking.reason = Reason::NoPrompt;
         }
         Some(Choice {
             ranking,
@@ -216,6 +235,12 @@ impl Router {
     pub fn uncached(&self, bytes: usize, matched: u32) -> f64 {
         let held = u64::from(matched).saturating_mul(self.config.chunk_bytes as u64);
         (bytes as u64).saturating_sub(held) as f64 / BYTES_PER_TOKEN
+    }
+
+    /// A pod has made a response, and alone has it.
+    pub fn made(&self, env: &Env<'_>, response: ResponseKey, member: &Member) {
+        let now_ms = (env.clock)();
+        self.responses.made(env.store, response, member.key, now_ms);
     }
 
     /// Stores the prompts for a pod. `chains` are those that have chunks, `queries` the choice's,
@@ -457,8 +482,8 @@ mod tests {
 
     fn chosen(router: &Router, env: &Env<'_>, prompts: &[Prompt]) -> Choice {
         let question = Question {
-            model: None,
             prompts,
+            ..Question::default()
         };
         router.choose(env, &router.members(env), question).unwrap()
     }

@@ -11,6 +11,8 @@ const A: &str = "10.0.0.1:8000";
 const B: &str = "10.0.0.2:8000";
 const STRANGER: &str = "10.9.9.9:8000";
 
+mod responses;
+
 struct World {
     store: MemoryStore,
     router: Router,
@@ -106,7 +108,7 @@ impl World {
     }
 
     fn first_byte(&self, request: &mut Request) {
-        request.on_answer_body(&self.router, &self.env());
+        request.on_answer_body(&self.router, &self.env(), &|_| None);
     }
 
     fn end(&self, mut request: Request) {
@@ -124,8 +126,8 @@ impl World {
         .unwrap();
         let members = self.router.members(&self.env());
         let question = Question {
-            model: None,
             prompts: &prompts.prompts,
+            ..Question::default()
         };
         let choice = self.router.choose(&self.env(), &members, question);
         choice.unwrap().matched
@@ -528,6 +530,7 @@ fn a_model_goes_to_pods_that_serve_it() {
         let question = Question {
             model: Some(model),
             prompts: &[],
+            ..Question::default()
         };
         router
             .choose(&env, &members, question)
