@@ -165,6 +165,8 @@ impl Decided {
             };
             env.meter
                 .count_labelled(Metric::Observed, "outcome", outcome);
+            let held = self.matched_on(pod);
+            env.meter.count(Metric::ObservedMatchedChunks, held.into());
         }
         if pod.is_some() || self.stranger.is_some() {
             self.count_on(router, env, pod);
