@@ -109,9 +109,10 @@ impl Stream {
             return Action::Continue;
         };
         let header = |name: &str| abi::header(Headers::Request, name);
-        let step = self
-            .request
-            .on_headers(&instance.router, &instance.env(), &header, end);
+        let cluster = || abi::property("xds\0cluster_name");
+        let step =
+            self.request
+                .on_headers(&instance.router, &instance.env(), &header, &cluster, end);
         if step != Step::Pass {
             // Only the filter names a pod: what the client sent goes, whatever comes of it.
             let name = &instance.router.config().destination.header;

@@ -73,12 +73,14 @@ pub struct Request {
 }
 
 impl Request {
-    /// The request headers arrived; `header` reads one by name.
+    /// The request headers arrived; `header` reads one by name, `cluster` tells which one Envoy's
+    /// route has picked.
     pub fn on_headers(
         &mut self,
         router: &Router,
         env: &Env<'_>,
         header: &dyn Fn(&str) -> Option<Vec<u8>>,
+        cluster: &dyn Fn() -> Option<Vec<u8>>,
         end: bool,
     ) -> Step {
         let config = router.config();
@@ -87,7 +89,7 @@ impl Request {
             && !config
                 .scope
                 .covers(&header(":authority").unwrap_or_default(), &path);
-        if outside {
+        if outside || !config.scope.covers_cluster(cluster) {
             return Step::Pass;
         }
         let method = header(":method").unwrap_or_default();

@@ -56,7 +56,8 @@ impl World {
             let value = extra.iter().chain(&known).find(|(n, _)| *n == name)?.1;
             Some(value.as_bytes().to_vec())
         };
-        request.on_headers(&self.router, &self.env(), &header, end)
+        let cluster = || Some(b"vllm".to_vec());
+        request.on_headers(&self.router, &self.env(), &header, &cluster, end)
     }
 
     fn body(&self, request: &mut Request, body: &[u8], end: bool) -> Step {
@@ -376,6 +377,11 @@ fn outside_of_match_nothing_is_done() {
         false,
     );
     assert_eq!(step, Step::Hold);
+    for (cluster, inside) in [("vllm", true), ("canary", false)] {
+        let world = World::new(&format!(r#", "match": {{"clusters": ["{cluster}"]}}"#));
+        let step = world.headers(&mut Request::default(), "/v1/models", &[], true);
+        assert_eq!(step != Step::Pass, inside, "the route has picked vllm");
+    }
 }
 
 #[test]

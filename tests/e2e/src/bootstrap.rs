@@ -179,6 +179,26 @@ impl Bootstrap {
         self
     }
 
+    /// A second instance of the filter behind the first, with other keys.
+    pub fn with_second_filter(mut self, keys: Value) -> Self {
+        let mut second = self.clone().with_plugin(keys);
+        let filter = |filters: &Value| {
+            let mut filters = filters.as_array().expect("http_filters").iter();
+            let place = filters.position(|f| f["name"] == "prefix_router");
+            place.expect("the filter is in the chain")
+        };
+        let mut copy = {
+            let filters = second.at("/http_filters", Part::Manager);
+            let place = filter(filters);
+            filters[place].take()
+        };
+        copy["name"] = "second".into();
+        let filters = self.at("/http_filters", Part::Manager);
+        let place = filter(filters) + 1;
+        filters.as_array_mut().expect("a list").insert(place, copy);
+        self
+    }
+
     /// The same configuration as a protobuf Struct, as Kubernetes manifests give it.
     pub fn with_plugin_as_struct(mut self) -> Self {
         let plugin = self.plugin();

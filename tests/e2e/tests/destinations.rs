@@ -8,7 +8,7 @@ use e2e::envoy::Envoy;
 use e2e::rig::{self, PODS};
 use e2e::stub::{only, Seen, Stub, VERSIONS};
 use http::Method;
-use serde_json::Value;
+use serde_json::{json, Value};
 use std::collections::BTreeMap;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -214,5 +214,53 @@ async fn a_split_by_weight_stays_split() {
     for i in 0..bodies.len() {
         let stable = (0..2).filter(|pod| held.contains_key(&(i, *pod))).count();
         assert_eq!(stable, 1, "prompt {i}: {held:?}");
+    }
+}
+
+/// The same with an instance of the filter for each side: each knows its own pods only, so that
+/// its first choice is always one that the cluster has.
+#[tokio::test]
+async fn each_side_of_a_split_is_a_pool_of_its_own() {
+    for shipped in BY_ADDRESS {
+        let split = |mut b: Bootstrap| {
+            let pods = b.plugin()["pods"].clone();
+            b.with_split(2, [60, 40], "canary")
+                .with_plugin(json!({
+                    "pods": [pods[0], pods[1]], "match": { "clusters": ["vllm"] },
+                }))
+                .with_second_filter(json!({
+                    "pods": [pods[2]], "match": { "clusters": ["canary"] }, "pool": "canary",
+                }))
+        };
+        let (pods, envoy) = start(shipped, 2, split).await;
+        let mut to_canary = 0;
+        let mut home = BTreeMap::new();
+        for round in 0..20 {
+            for i in 0..8 {
+                let body = rig::prompt(&format!("sides {i}"), 2000);
+                let (decision, _) = served(&envoy, &pods, shipped, &body).await;
+                let canary = decision.pod == PODS[2];
+                to_canary += u32::from(canary);
+                let what = format!("{shipped:?}, round {round}, prompt {i}: {decision:?}");
+                match home.insert((i, canary), decision.pod.clone()) {
+                    Some(before) => {
+                        assert_eq!(decision.pod, before, "{what}");
+                        assert_eq!(decision.matched, decision.chunks, "{what}");
+                    }
+                    None => assert_eq!(decision.matched, 0, "{what}"),
+                }
+            }
+        }
+        assert!((40..=88).contains(&to_canary), "{to_canary} of 160");
+        let mut used: Vec<_> = home.into_values().collect();
+        used.sort();
+        used.dedup();
+        assert_eq!(used, PODS, "{shipped:?}");
+        let samples = envoy.prometheus().await;
+        for (pool, expected) in [("default", 160 - to_canary), ("canary", to_canary)] {
+            let decided = samples.sum("prefix_router_decisions_total", &[("pool", pool)]);
+            assert_eq!(decided, Some(f64::from(expected)), "{shipped:?} {pool}");
+        }
+        assert_eq!(samples.sum("prefix_router_moved_credits_total", &[]), None);
     }
 }
