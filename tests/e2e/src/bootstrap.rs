@@ -218,11 +218,16 @@ impl Bootstrap {
     }
 
     /// Without the filter: what remains when it is bypassed.
-    pub fn without_filter(mut self) -> Self {
+    pub fn without_filter(self) -> Self {
+        self.without_http_filter("prefix_router")
+    }
+
+    /// Without one of the HTTP filters.
+    pub fn without_http_filter(mut self, name: &str) -> Self {
         let filters = self.at("/http_filters", Part::Manager);
         let filters = filters.as_array_mut().expect("http_filters");
         let before = filters.len();
-        filters.retain(|f| f["name"] != "prefix_router");
+        filters.retain(|f| f["name"] != name);
         assert_eq!(filters.len(), before - 1);
         self
     }

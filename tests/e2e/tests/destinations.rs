@@ -86,20 +86,13 @@ async fn a_client_names_no_pod() {
         let mut bare_used = BTreeMap::new();
         for turn in 0..12 {
             let version = VERSIONS[turn % 2];
-            let wanted = |pods: &[Stub], pod: usize| {
-                let address = format!("127.0.0.1:{}", pods[pod].port());
-                match shipped {
-                    Shipped::StatefulSession => base64(&address),
-                    _ => address,
-                }
-            };
             let other = (rig::index(&home.pod) + 1) % 3;
-            let named = wanted(&pods, other);
+            let named = value(shipped, &pods[other]);
             let reply = send(&envoy, version, &[(shipped.header(), &named)], &body).await;
             assert_eq!(PODS[only(&pods).0], home.pod, "{shipped:?}, {reply:?}");
             assert_eq!(reply.decision().pod, home.pod);
 
-            let named = wanted(&bare_pods, 0);
+            let named = value(shipped, &bare_pods[0]);
             let reply = send(&bare, version, &[(shipped.header(), &named)], &body).await;
             assert_eq!(reply.status, 200);
             assert!(!reply.headers.contains_key(shipped.header()), "{reply:?}");
@@ -108,12 +101,28 @@ async fn a_client_names_no_pod() {
             *bare_used.entry(pod).or_insert(0) += 1;
         }
         assert!(bare_used.len() > 1, "{shipped:?} obeyed: {bare_used:?}");
+
+        // What has no prompt, too.
+        let named = value(shipped, &pods[0]);
+        let mut used = BTreeMap::new();
+        for version in VERSIONS.into_iter().cycle().take(12) {
+            let headers = [(shipped.header(), named.as_str())];
+            let request = client::request(Method::GET, "/v1/models", &headers, client::full(""));
+            envoy.connect(version).await.send(request).await;
+            *used.entry(only(&pods).0).or_insert(0) += 1;
+        }
+        assert_eq!(used.len(), 3, "{shipped:?} obeyed: {used:?}");
     }
 }
 
-fn base64(text: &str) -> String {
+/// What names a pod in the header of a mode.
+fn value(shipped: Shipped, pod: &Stub) -> String {
     use base64::Engine;
-    base64::engine::general_purpose::STANDARD.encode(text)
+    let address = format!("127.0.0.1:{}", pod.port());
+    match shipped {
+        Shipped::StatefulSession => base64::engine::general_purpose::STANDARD.encode(address),
+        _ => address,
+    }
 }
 
 #[tokio::test]
@@ -144,7 +153,16 @@ async fn a_dead_first_choice_is_answered_by_another_which_gets_the_credit() {
                 third.matched, held,
                 "{shipped:?}: {third:?} after {second:?}"
             );
+            // With two of them dead the last one answers, and knows it from then on.
+            let next = rig::index(&second.pod);
+            pods[next].kill().await;
+            let last = PODS[3 - home - next];
+            for _ in 0..2 {
+                let (third, _) = served(&envoy, &pods, shipped, &body).await;
+                assert_eq!(third.pod, last, "{shipped:?}");
+            }
             pods[home].revive().await;
+            pods[next].revive().await;
         }
         let at_rest = || async {
             let samples = envoy.prometheus().await;
@@ -152,6 +170,24 @@ async fn a_dead_first_choice_is_answered_by_another_which_gets_the_credit() {
         };
         envoy.eventually("nothing in flight", at_rest).await;
     }
+}
+
+/// The session filter names the host to the client whenever it is not the one that was asked for;
+/// the shipped bootstrap takes that out again.
+#[tokio::test]
+async fn the_session_filter_would_tell_who_served_instead() {
+    let shipped = Shipped::StatefulSession;
+    let bare = |b: Bootstrap| b.without_http_filter("envoy.filters.http.header_mutation");
+    let (mut pods, envoy) = start(shipped, 1, bare).await;
+    let body = rig::prompt("told", 2000);
+    let reply = send(&envoy, Version::H1, &[], &body).await;
+    assert!(!reply.headers.contains_key(shipped.header()), "{reply:?}");
+    pods[only(&pods).0].kill().await;
+    let reply = send(&envoy, Version::H1, &[], &body).await;
+    let served = only(&pods).0;
+    let host = value(shipped, &pods[served]);
+    assert_eq!(reply.headers[shipped.header()], host.as_str(), "{reply:?}");
+    assert_eq!(reply.decision().pod, PODS[served]);
 }
 
 /// Cold prompts whose first choice is dead: their credit moves, and none stays behind.

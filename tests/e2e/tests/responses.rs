@@ -6,9 +6,11 @@ use e2e::envoy::Envoy;
 use e2e::rig;
 use e2e::stub::VERSIONS;
 use http::Method;
+use http_body_util::BodyExt;
 use serde_json::{json, Value};
 use sim_vllm::{PodConfig, SimPod};
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/responses";
 
@@ -125,7 +127,7 @@ async fn a_response_of_a_pod_that_is_gone_is_a_404() {
     let maker = pods.iter().find(|pod| pod.name() == home).expect("a pod");
     maker.stop();
     // Until Envoy has seen its idle connections being reset.
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
     for _ in 0..3 {
         let next = conn.post(PATH, &body("more", false, Some(&id))).await;
         assert_eq!(next.status, 404, "{next:?}");
@@ -138,4 +140,28 @@ async fn a_response_of_a_pod_that_is_gone_is_a_404() {
     let unknown = conn.get(&format!("{PATH}/resp_unknown")).await;
     assert_eq!(unknown.status, 404);
     assert_eq!(unknown.decision().reason, "no_prompt");
+}
+
+/// The id is looked for in what passes; nothing waits for it.
+#[tokio::test]
+async fn a_streamed_answer_comes_as_it_is_made() {
+    let slow = |name| PodConfig {
+        decode_ms_per_token: 50.0,
+        ..PodConfig::named(name)
+    };
+    let pods = rig::PODS.map(|name| SimPod::start(slow(name)).expect("the pod starts"));
+    let envoy = rig::envoy(pods.each_ref().map(|pod| pod.addr.port()), 1).await;
+    let mut conn = envoy.connect(Version::H1).await;
+    let start = Instant::now();
+    let request = client::post(PATH, &body("slowly", true, None));
+    let mut answer = conn.start(request).await.expect("an answer").into_body();
+    let mut frames = vec![];
+    while let Some(frame) = answer.frame().await {
+        let data = frame.expect("a frame").into_data().unwrap_or_default();
+        frames.push((start.elapsed(), data));
+    }
+    let [(first, _), .., (last, _)] = &frames[..] else {
+        panic!("one piece: {frames:?}")
+    };
+    assert!(*last - *first > Duration::from_millis(400), "{frames:?}");
 }
