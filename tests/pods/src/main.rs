@@ -1,8 +1,9 @@
 //! `sim-vllm --pods 3`: several simulated vLLM pods in one process.
 
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use sim_vllm::{PodConfig, SimPod};
@@ -53,6 +54,9 @@ struct Args {
     /// Worker threads for all pods
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Start nothing: succeed if the pod at this address is healthy (for containers without a shell)
+    #[arg(long, value_name = "ADDRESS")]
+    is_healthy: Option<SocketAddr>,
 }
 
 fn main() -> ExitCode {
@@ -66,6 +70,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> std::io::Result<()> {
+    if let Some(pod) = args.is_healthy {
+        return is_healthy(pod);
+    }
     if args.block_size == 0
         || args.num_gpu_blocks == 0
         || args.max_num_seqs == 0
@@ -109,4 +116,19 @@ fn run(args: Args) -> std::io::Result<()> {
         pods.push(pod);
     }
     runtime.block_on(tokio::signal::ctrl_c())
+}
+
+/// An error unless the pod answers `/health` with 200.
+fn is_healthy(pod: SocketAddr) -> std::io::Result<()> {
+    let patience = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&pod, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: pod\r\nconnection: close\r\n\r\n")?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status)?;
+    if status != *b"HTTP/1.1 200" {
+        let status = String::from_utf8_lossy(&status);
+        return Err(std::io::Error::other(format!("{pod} answers {status}")));
+    }
+    Ok(())
 }
