@@ -10,6 +10,8 @@ MAX_BYTES     := 350000
 VERSION       := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 IMAGE         := prefix-router:$(VERSION)
 SIM_IMAGE     := prefix-router/sim-vllm
+K8S_VALIDATE  := target/kubernetes-venv/bin/kubernetes-validate
+K8S_SCHEMAS   := 1.37.0
 ENVOY_IMAGE   := envoyproxy/envoy:v$(ENVOY_VERSION)
 STAND_IN      := prefix-router/envoy-stand-in:$(ENVOY_VERSION)
 MUSL_TARGET   := $(shell uname -m)-unknown-linux-musl
@@ -27,7 +29,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench image \
+.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench kubernetes image \
 	test-docker compose clean
 
 help: ## List the targets
@@ -60,7 +62,7 @@ demo: build envoy ## The same sample; fails if a later turn missed its pod
 	$(call say,three simulated pods and Envoy)
 	cargo run -p e2e --bin demo -- --check
 
-test: fmt lint unit build check-module validate e2e test-docker ## Everything that CI runs
+test: fmt lint unit build check-module validate e2e kubernetes test-docker ## Everything that CI runs
 	$(call say,demo)
 	cargo run -p e2e --bin demo -- --check
 	$(call say,all is well)
@@ -99,6 +101,15 @@ bench: build envoy ## The cost: criterion for the core, then Envoy with and with
 	$(call say,the real Envoy beside itself without the filter (two minutes))
 	cargo build --release -p bench -p sim-vllm
 	cargo run --release -p bench
+
+kubernetes: build ## The module into envoy/kubernetes/base; every overlay rendered and checked
+	$(call say,manifests)
+	cp $(MODULE) envoy/kubernetes/base/
+	@if ! command -v kubectl >/dev/null; then echo 'skipped: kubernetes (no kubectl)'; exit 0; fi; \
+	test -x $(K8S_VALIDATE) || { python3 -m venv $(dir $(K8S_VALIDATE)).. && \
+	  $(dir $(K8S_VALIDATE))pip install -q --disable-pip-version-check kubernetes-validate==$(K8S_SCHEMAS); } || exit 1; \
+	for overlay in envoy/kubernetes/overlays/*; do \
+	  kubectl kustomize $$overlay > target/overlay.yaml && $(K8S_VALIDATE) --strict target/overlay.yaml || exit 1; done
 
 image: build ## The module as an OCI image (and the simulated pods of envoy/docker)
 	$(call say,images $(IMAGE) and $(SIM_IMAGE))

@@ -98,6 +98,18 @@ impl Bootstrap {
         this
     }
 
+    /// Any other bootstrap.
+    pub fn from_value(value: Value) -> Self {
+        Self(value)
+    }
+
+    /// The shipped file with another filter: the `typed_config` of a Wasm filter, from a manifest.
+    pub fn with_filter(mut self, typed_config: &Value) -> Self {
+        let plugin = typed_config.get("config").expect("a Wasm filter");
+        *self.at("", Part::Plugin) = plugin.clone();
+        self
+    }
+
     /// Replaces every port of the shipped file: listener, admin, and the three pods.
     pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
         let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 1)];

@@ -9,6 +9,7 @@
 //! | [`raw`] | bytes on a socket, for requests that no library would send |
 //! | [`decision`] | what the filter says about a request |
 //! | [`metrics`] | Prometheus text |
+//! | [`manifest`] | what of Envoy's configuration is inside manifests, and whether it works |
 //! | [`stub`] | a pod that keeps what it received, byte for byte |
 //! | [`rig`] | an Envoy in front of three pods; bodies to send |
 //!
@@ -18,6 +19,7 @@ pub mod bootstrap;
 pub mod client;
 pub mod decision;
 pub mod envoy;
+pub mod manifest;
 pub mod metrics;
 pub mod raw;
 pub mod rig;
