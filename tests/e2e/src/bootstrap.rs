@@ -98,9 +98,9 @@ impl Bootstrap {
         this
     }
 
-    /// Any other bootstrap.
-    pub fn from_value(value: Value) -> Self {
-        Self(value)
+    /// Any other bootstrap of this kind.
+    pub fn from_value(value: Value, kind: Shipped) -> Self {
+        Self(value, kind)
     }
 
     /// The shipped file with another filter: the `typed_config` of a Wasm filter, from a manifest.

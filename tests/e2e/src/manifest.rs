@@ -4,7 +4,7 @@
 //! included. Replaced is only what a machine without that platform cannot have: ports, names that
 //! its DNS would know, the place of the module.
 
-use crate::bootstrap::{module, root, Bootstrap};
+use crate::bootstrap::{module, root, Bootstrap, Shipped};
 use crate::client::{full, request, Version};
 use crate::envoy::{free_port, validate, Envoy, Options};
 use crate::rig::{self, PODS};
@@ -75,14 +75,20 @@ pub fn wasm_filters(within: &Value) -> Vec<Value> {
     }
 }
 
-/// The shipped bootstrap with this filter in it, in front of `pods`: they take the place of the
+/// The shipped bootstrap for this filter's destination with the filter in it, in front of `pods`: they take the place of the
 /// filter's static pods.
 pub fn around(filter: &Value, options: &Options, pods: [u16; 3]) -> Bootstrap {
     let mut filter = filter.clone();
     at_home(&mut filter);
-    let around = Bootstrap::shipped().with_ports(options.listener, options.admin, pods);
+    let mut plugin = Bootstrap::shipped().with_filter(&filter).plugin();
+    let kind = match plugin["destination"]["mode"].as_str() {
+        None | Some("cluster_header") => Shipped::ClusterHeader,
+        Some("override_host") => Shipped::OverrideHost,
+        Some("stateful_session") => Shipped::StatefulSession,
+        Some(other) => panic!("{other} is no destination"),
+    };
+    let around = Bootstrap::of(kind).with_ports(options.listener, options.admin, pods);
     let mut around = around.with_filter(&filter);
-    let mut plugin = around.plugin();
     let like = plugin["pods"].as_array().and_then(|pods| pods.first());
     let like = like.expect("static pods").clone();
     let pods = PODS.iter().zip(pods).map(|(name, port)| {
@@ -132,7 +138,7 @@ pub fn relocated(bootstrap: &Value, options: &Options, pods: [u16; 3]) -> Bootst
         };
         *endpoints = ports.iter().map(endpoint).collect();
     }
-    Bootstrap::from_value(bootstrap)
+    Bootstrap::from_value(bootstrap, Shipped::ClusterHeader)
 }
 
 /// The module is where `make build` leaves it, however the platform would get it.
@@ -163,6 +169,7 @@ pub fn accepted(bootstrap: &Bootstrap, what: &str) {
 pub async fn serves(bootstrap: &Bootstrap, options: Options, pods: &[Stub; 3], what: &str) {
     accepted(bootstrap, what);
     let envoy = Envoy::start(bootstrap, options).await;
+    rig::healthy(&envoy).await;
     for i in 0..4 {
         let opening = rig::text(&format!("{what} {i}"), 4000);
         let answer = rig::text("answer", 300);

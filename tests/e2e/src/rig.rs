@@ -34,13 +34,18 @@ pub async fn envoy_of(
     let options = Options::new(concurrency);
     let shipped = Bootstrap::of(shipped).with_ports(options.listener, options.admin, pods);
     let envoy = Envoy::start(&change(shipped), options).await;
-    // On a busy machine the first checks may have timed out while Envoy was compiling the module.
+    healthy(&envoy).await;
+    envoy
+}
+
+/// On a busy machine the first health checks may have timed out while Envoy was compiling the
+/// module: waits for the next.
+pub async fn healthy(envoy: &Envoy) {
     let checked = || async {
         let clusters = envoy.admin("/clusters").await;
         !String::from_utf8_lossy(&clusters.body).contains("/failed_active_hc")
     };
     envoy.eventually("every pod is healthy", checked).await;
-    envoy
 }
 
 /// Index of a pod by its name.
