@@ -4,13 +4,20 @@
 //! |---|---|
 //! | `load`, and its `lane` and `rate` | requests in flight, prefill that waits, how fast it goes |
 //! | `standing` | who is ejected, who is new |
+//! | `registry` | what Envoy and the pods say of them: one value in shared data |
+//! | `health` | Envoy's own view of a host |
+//! | `lease`, `schedule` | which worker asks, and when |
 //!
 //! Owns [`Member`], a pod as a request sees it. Invariant: a request keeps the list that it was
 //! decided on, so its indices mean the same pods all its life, whoever comes or goes.
 
+pub mod health;
 mod lane;
+pub mod lease;
 pub mod load;
 mod rate;
+pub mod registry;
+pub mod schedule;
 pub mod standing;
 
 use crate::config::Pod;

@@ -32,7 +32,7 @@ mod query;
 mod ring;
 mod slots;
 mod undo;
-mod wire;
+pub(crate) mod wire;
 mod writing;
 
 #[cfg(test)]

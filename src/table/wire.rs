@@ -5,14 +5,14 @@
 //! request passes through it twice.
 
 /// Bytes in front of every value, for its checksum.
-pub(super) const SEAL: usize = 8;
+pub(crate) const SEAL: usize = 8;
 /// Changes with every layout of slots, ring or page.
 const FORMAT_VERSION: u64 = 1;
 
 const K: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Spreads the bits of a word (the finalizer of SplitMix64).
-pub(super) fn mix(word: u64) -> u64 {
+pub(crate) fn mix(word: u64) -> u64 {
     let a = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let b = (a ^ (a >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     b ^ (b >> 31)
@@ -45,34 +45,34 @@ fn checksum(tag: u64, bytes: &[u8]) -> u64 {
 }
 
 /// Writes the checksum of all that follows it.
-pub(super) fn seal(tag: u64, bytes: &mut [u8]) {
+pub(crate) fn seal(tag: u64, bytes: &mut [u8]) {
     if let Some((front, body)) = bytes.split_first_chunk_mut::<SEAL>() {
         *front = checksum(tag, body).to_le_bytes();
     }
 }
 
 /// Whether the checksum in front fits what follows it.
-pub(super) fn verify(tag: u64, bytes: &[u8]) -> bool {
+pub(crate) fn verify(tag: u64, bytes: &[u8]) -> bool {
     bytes
         .split_first_chunk::<SEAL>()
         .is_some_and(|(front, body)| u64::from_le_bytes(*front) == checksum(tag, body))
 }
 
-pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes
         .get(at..)?
         .first_chunk()
         .map(|b| u16::from_le_bytes(*b))
 }
 
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes
         .get(at..)?
         .first_chunk()
         .map(|b| u32::from_le_bytes(*b))
 }
 
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes
         .get(at..)?
         .first_chunk()
@@ -80,7 +80,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Overwrites bytes in place; out of range it does nothing.
-pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     let end = at.saturating_add(value.len());
     if let Some(place) = bytes.get_mut(at..end) {
         place.copy_from_slice(value);
