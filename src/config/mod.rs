@@ -13,6 +13,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use rules::{is_ip_port, is_pod_name};
 pub use scope::Scope;
 pub use tree::ConfigError;
 

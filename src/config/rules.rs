@@ -422,7 +422,7 @@ fn is_pool_name(text: &str) -> bool {
 }
 
 /// Safe in a header value, a structured-field string and a metric label.
-fn is_pod_name(text: &str) -> bool {
+pub(crate) fn is_pod_name(text: &str) -> bool {
     is_visible(text, 256)
         && !text.bytes().any(|b| matches!(b, b'"' | b'\\' | b','))
         && !text.contains(".;.")
@@ -446,7 +446,7 @@ fn is_host_port(text: &str) -> bool {
 }
 
 /// `10.0.0.5:8000` or `[::1]:8000`.
-pub(super) fn is_ip_port(text: &str) -> bool {
+pub(crate) fn is_ip_port(text: &str) -> bool {
     text.parse::<SocketAddr>()
         .is_ok_and(|address| address.port() > 0)
 }

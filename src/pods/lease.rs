@@ -72,7 +72,9 @@ mod tests {
         let store = MemoryStore::default();
         let lease = Lease::new("p", 1);
         for junk in [b"junk".to_vec(), [0xFF; 16].to_vec(), Vec::new()] {
-            store.set("prefix_router/p/poller", &junk, Expect::Any).unwrap();
+            store
+                .set("prefix_router/p/poller", &junk, Expect::Any)
+                .unwrap();
             assert!(lease.hold(&store, 5), "{junk:?}");
         }
     }

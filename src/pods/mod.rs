@@ -6,11 +6,13 @@
 //! | `standing` | who is ejected, who is new |
 //! | `registry` | what Envoy and the pods say of them: one value in shared data |
 //! | `health` | Envoy's own view of a host |
+//! | `admin`, `scrape` | the answers of the admin listener and of the pods |
 //! | `lease`, `schedule` | which worker asks, and when |
 //!
 //! Owns [`Member`], a pod as a request sees it. Invariant: a request keeps the list that it was
 //! decided on, so its indices mean the same pods all its life, whoever comes or goes.
 
+pub mod admin;
 pub mod health;
 mod lane;
 pub mod lease;
@@ -18,6 +20,7 @@ pub mod load;
 mod rate;
 pub mod registry;
 pub mod schedule;
+pub mod scrape;
 pub mod standing;
 
 use crate::config::Pod;

@@ -71,7 +71,11 @@ impl Scraped {
     pub fn capacity_chunks(&self, chunk_bytes: usize, most: u32) -> Option<u32> {
         let bytes = self.cache_tokens.saturating_mul(4);
         let chunks = bytes.checked_div(chunk_bytes as u64).filter(|n| *n > 0)?;
-        Some(u32::try_from(chunks).unwrap_or(most).clamp(16.min(most), most))
+        Some(
+            u32::try_from(chunks)
+                .unwrap_or(most)
+                .clamp(16.min(most), most),
+        )
     }
 }
 
@@ -323,7 +327,13 @@ mod tests {
         assert_eq!(names, ["z", "x", "c"], "a is x by address, d finds no room");
         assert_eq!(pods[1].models, ["own"]);
         assert_eq!(pods[1].health, Health::from_bits(5));
-        assert_eq!(pods[0], Known { name: "z".into(), ..Known::default() });
+        assert_eq!(
+            pods[0],
+            Known {
+                name: "z".into(),
+                ..Known::default()
+            }
+        );
 
         let fixed = config(r#"{"pods": [{"name": "a"}]}"#);
         let pods = registry.pods(&fixed);
@@ -335,7 +345,10 @@ mod tests {
     #[test]
     fn capacity_is_four_bytes_a_token() {
         let chunks = |cache_tokens, most| {
-            let scraped = Scraped { cache_tokens, ..Scraped::default() };
+            let scraped = Scraped {
+                cache_tokens,
+                ..Scraped::default()
+            };
             scraped.capacity_chunks(256, most)
         };
         assert_eq!(chunks(65_536, 32_768), Some(1024));

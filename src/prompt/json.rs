@@ -71,6 +71,16 @@ impl<'b> Tape<'b> {
         Ok(Tape { text, nodes })
     }
 
+    /// Reads the first value of `text` only, and tells where it ends: a long text can be read
+    /// value by value.
+    pub fn first(text: &'b [u8]) -> Result<(Self, usize), Fault> {
+        if u32::try_from(text.len()).is_err() {
+            return Err(Fault::Malformed);
+        }
+        let (nodes, end) = lexer::first(text)?;
+        Ok((Tape { text, nodes }, end))
+    }
+
     /// The outermost value.
     pub fn root(&self) -> Option<Value<'_>> {
         self.value(0)

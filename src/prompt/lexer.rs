@@ -31,12 +31,28 @@ pub fn nodes(text: &[u8], extent: Extent) -> Result<Vec<Node>, Fault> {
         text,
         at: 0,
         may_be_cut: extent == Extent::FirstPart,
+        only_first: false,
         nodes: Vec::with_capacity(text.len() >> 6),
         open: Vec::new(),
         odd: 0,
     };
     lexer.run()?;
     Ok(lexer.nodes)
+}
+
+/// The nodes of the first value of `text`, and where that ends, whatever follows.
+pub fn first(text: &[u8]) -> Result<(Vec<Node>, usize), Fault> {
+    let mut lexer = Lexer {
+        text,
+        at: 0,
+        may_be_cut: false,
+        only_first: true,
+        nodes: Vec::new(),
+        open: Vec::new(),
+        odd: 0,
+    };
+    lexer.run()?;
+    Ok((lexer.nodes, lexer.at))
 }
 
 /// What may come next.
@@ -63,6 +79,7 @@ struct Lexer<'b> {
     text: &'b [u8],
     at: usize,
     may_be_cut: bool,
+    only_first: bool,
     nodes: Vec<Node>,
     open: Vec<Open>,
     /// Counts what is not spelled canonically: white space, odd escapes, marks to leave out.
@@ -73,6 +90,9 @@ impl Lexer<'_> {
     fn run(&mut self) -> Result<(), Fault> {
         let mut state = State::Value;
         loop {
+            if self.only_first && self.open.is_empty() && state == State::CommaOrEnd {
+                return Ok(());
+            }
             self.skip_space();
             let Some(&byte) = self.text.get(self.at) else {
                 return self.end(state);

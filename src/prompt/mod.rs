@@ -11,7 +11,7 @@
 
 mod frame;
 mod identity;
-mod json;
+pub(crate) mod json;
 mod lexer;
 mod messages;
 mod responses;
