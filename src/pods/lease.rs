@@ -23,22 +23,22 @@ impl Lease {
         Self { key, owner }
     }
 
-    /// Takes or renews the lease; false while another VM has it.
-    pub fn hold(&self, store: &dyn SharedStore, now_ms: u64) -> bool {
+    /// Takes or renews the lease, and tells until when; nothing while another VM has it.
+    pub fn hold(&self, store: &dyn SharedStore, now_ms: u64) -> Option<u64> {
         let until = now_ms.saturating_add(LEASE_MS);
         let expect = match store.get(&self.key) {
             None => Expect::Absent,
             Some(found) => match parse(&found.bytes) {
                 // A lease that ends later than any could is junk.
                 Some((owner, end)) if owner != self.owner && end > now_ms && end <= until => {
-                    return false;
+                    return None;
                 }
                 _ => Expect::Version(found.version),
             },
         };
         let mut value = self.owner.to_le_bytes().to_vec();
         value.extend_from_slice(&until.to_le_bytes());
-        store.set(&self.key, &value, expect).is_ok()
+        store.set(&self.key, &value, expect).ok().map(|()| until)
     }
 }
 
@@ -57,14 +57,20 @@ mod tests {
     fn one_holds_it_and_the_next_takes_over_when_its_vm_died() {
         let store = MemoryStore::default();
         let (a, b) = (Lease::new("p", 1), Lease::new("p", 2));
-        assert!(a.hold(&store, 1000));
-        assert!(!b.hold(&store, 1000));
-        assert!(a.hold(&store, 3000), "renewed");
-        assert!(!b.hold(&store, 3000 + LEASE_MS - 1));
-        assert!(b.hold(&store, 3000 + LEASE_MS));
-        assert!(!a.hold(&store, 3000 + LEASE_MS), "it was away for too long");
+        assert!(a.hold(&store, 1000).is_some());
+        assert!(b.hold(&store, 1000).is_none());
+        assert!(a.hold(&store, 3000).is_some(), "renewed");
+        assert!(b.hold(&store, 3000 + LEASE_MS - 1).is_none());
+        assert!(b.hold(&store, 3000 + LEASE_MS).is_some());
+        assert!(
+            a.hold(&store, 3000 + LEASE_MS).is_none(),
+            "it was away for too long"
+        );
         assert_eq!(store.keys(), 1);
-        assert!(Lease::new("q", 1).hold(&store, 3000), "another pool");
+        assert!(
+            Lease::new("q", 1).hold(&store, 3000).is_some(),
+            "another pool"
+        );
     }
 
     #[test]
@@ -75,7 +81,7 @@ mod tests {
             store
                 .set("prefix_router/p/poller", &junk, Expect::Any)
                 .unwrap();
-            assert!(lease.hold(&store, 5), "{junk:?}");
+            assert!(lease.hold(&store, 5).is_some(), "{junk:?}");
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | `registry` | what Envoy and the pods say of them: one value in shared data |
 //! | `health` | Envoy's own view of a host |
 //! | `admin`, `scrape` | the answers of the admin listener and of the pods |
+//! | `keeper` | the one worker that asks, and what an answer changes |
 //! | `lease`, `schedule` | which worker asks, and when |
 //!
 //! Owns [`Member`], a pod as a request sees it. Invariant: a request keeps the list that it was
@@ -14,6 +15,7 @@
 
 pub mod admin;
 pub mod health;
+pub mod keeper;
 mod lane;
 pub mod lease;
 pub mod load;

@@ -58,6 +58,8 @@ pub struct Scraped {
     pub running: u32,
     /// Requests that wait in it.
     pub waiting: u32,
+    /// How many of both this gateway did not send.
+    pub others: u32,
     /// Share of its KV cache in use, in thousandths.
     pub usage_permille: u32,
     /// Tokens that its KV cache has room for; 0: it did not say.
@@ -150,6 +152,7 @@ impl Registry {
             out.u64(scraped.at_ms);
             out.u32(scraped.running);
             out.u32(scraped.waiting);
+            out.u32(scraped.others);
             out.u32(scraped.usage_permille);
             out.u64(scraped.cache_tokens);
             out.u64(scraped.started_ms);
@@ -188,6 +191,7 @@ impl Registry {
                 at_ms: from.u64()?,
                 running: from.u32()?,
                 waiting: from.u32()?,
+                others: from.u32()?,
                 usage_permille: from.u32()?,
                 cache_tokens: from.u64()?,
                 started_ms: from.u64()?,
@@ -267,6 +271,7 @@ mod tests {
             at_ms: 5,
             running: 1,
             waiting: 2,
+            others: 3,
             usage_permille: 999,
             cache_tokens: 1 << 40,
             started_ms: 1_700_000_000_123,

@@ -139,6 +139,7 @@ other_metric{} 5
             at_ms: 77,
             running: 5,
             waiting: 7,
+            others: 0,
             usage_permille: 500,
             cache_tokens: 24_000,
             started_ms: 1_761_234_567_890,
