@@ -14,6 +14,7 @@ const COST_FACTOR: u64 = 20;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Schedule {
     due_ms: u64,
+    asked_ms: u64,
     under_way: bool,
     failures: u32,
 }
@@ -28,6 +29,7 @@ impl Schedule {
     /// The question was asked.
     pub fn asked(&mut self, now_ms: u64) {
         self.under_way = true;
+        self.asked_ms = now_ms;
         let patience = u64::from(TIMEOUT_MS).saturating_mul(2);
         self.due_ms = now_ms.saturating_add(patience);
     }
@@ -41,8 +43,10 @@ impl Schedule {
     pub fn answered(&mut self, now_ms: u64, interval_ms: u32, cost_ms: u64) {
         self.under_way = false;
         self.failures = 0;
-        let pause = cost_ms.saturating_mul(COST_FACTOR).max(interval_ms.into());
-        self.due_ms = now_ms.saturating_add(pause);
+        let rest = now_ms.saturating_add(cost_ms.saturating_mul(COST_FACTOR));
+        // From question to question, and a little less: ticks come a little early or late.
+        let pause = u64::from(interval_ms.saturating_sub(interval_ms >> 3));
+        self.due_ms = self.asked_ms.saturating_add(pause).max(rest);
     }
 
     /// No answer, or none that makes sense: ask again, later each time.
@@ -67,7 +71,7 @@ mod tests {
         assert!(schedule.is_under_way() && !schedule.is_due(9_999));
         assert!(schedule.is_due(10_000), "nothing is awaited for ever");
         schedule.answered(100, 1000, 3);
-        assert!(!schedule.is_due(1099) && schedule.is_due(1100));
+        assert!(!schedule.is_due(874) && schedule.is_due(875));
     }
 
     #[test]

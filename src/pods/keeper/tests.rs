@@ -68,8 +68,8 @@ fn asks_under_the_lease_alone_and_once_an_interval() {
     assert!(calls[0].path.starts_with("/clusters?format=json&filter="));
     assert!(a.calls(&config, 1).is_empty(), "under way");
     let _ = poll(&mut a, &config, 10, 200, &clusters(&[("vllm", &[1])]));
-    assert!(a.calls(&config, 1009).is_empty());
-    assert_eq!(a.calls(&config, 1010).len(), 1);
+    assert!(a.calls(&config, 800).is_empty());
+    assert_eq!(a.calls(&config, 1000).len(), 1);
     assert!(a.calls(&config, LEASE_MS).is_empty(), "the lease ran out");
 }
 
