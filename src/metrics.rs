@@ -69,6 +69,16 @@ pub enum Metric {
     PrefillRate,
     /// Whether a pod may be chosen.
     PodFit,
+    /// Whether Envoy takes a pod for healthy.
+    PodHealthy,
+    /// Pods that discovery found.
+    DiscoveredPods,
+    /// Pods that it found beyond `max_pods`.
+    LeftOutPods,
+    /// Seconds since Envoy last said which pods there are.
+    DiscoveryAge,
+    /// Times that it did not say.
+    FailedPolls,
     /// Most bytes of shared data that the pool's table can take.
     TableMaxBytes,
     /// 1 when this Envoy cannot hold headers, so that requests go by load only.
@@ -97,6 +107,11 @@ impl Metric {
             Self::BacklogTokens => "prefix_router_backlog_tokens",
             Self::PrefillRate => "prefix_router_prefill_tokens_per_second",
             Self::PodFit => "prefix_router_pod_fit",
+            Self::PodHealthy => "prefix_router_pod_healthy",
+            Self::DiscoveredPods => "prefix_router_discovered_pods",
+            Self::LeftOutPods => "prefix_router_left_out_pods",
+            Self::DiscoveryAge => "prefix_router_discovery_age_seconds",
+            Self::FailedPolls => "prefix_router_failed_polls_total",
             Self::TableMaxBytes => "prefix_router_table_max_bytes",
             Self::EnvoyTooOld => "prefix_router_envoy_too_old",
         }
@@ -111,6 +126,10 @@ impl Metric {
             | Self::BacklogTokens
             | Self::PrefillRate
             | Self::PodFit
+            | Self::PodHealthy
+            | Self::DiscoveredPods
+            | Self::LeftOutPods
+            | Self::DiscoveryAge
             | Self::TableMaxBytes
             | Self::EnvoyTooOld => Kind::Gauge,
             _ => Kind::Counter,

@@ -21,6 +21,8 @@ pub enum Headers {
     Request = 0,
     /// Of the response.
     Response = 2,
+    /// Of the answer to a call, in its callback.
+    CallAnswer = 6,
 }
 
 /// Which buffer to read.
@@ -31,6 +33,8 @@ pub enum Buffer {
     RequestBody = 0,
     /// The bytes of the response body that have just come.
     ResponseBody = 1,
+    /// Of the answer to a call, in its callback.
+    CallAnswer = 4,
     /// The plugin configuration, while `on_configure` runs.
     PluginConfiguration = 7,
 }
@@ -100,6 +104,18 @@ extern "C" {
     fn proxy_define_metric(kind: u32, name: *const u8, name_size: usize, id: *mut u32) -> u32;
     fn proxy_increment_metric(id: u32, offset: i64) -> u32;
     fn proxy_record_metric(id: u32, value: u64) -> u32;
+    fn proxy_http_call(
+        cluster: *const u8,
+        cluster_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        body: *const u8,
+        body_size: usize,
+        trailers: *const u8,
+        trailers_size: usize,
+        timeout: u32,
+        token: *mut u32,
+    ) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
         name_size: usize,
@@ -237,6 +253,38 @@ pub fn increment_metric(id: u32, offset: i64) {
 pub fn record_metric(id: u32, value: u64) {
     // SAFETY: no pointers.
     unsafe { proxy_record_metric(id, value) };
+}
+
+/// Calls a cluster with these headers; the token comes back with the answer. Fails when there is
+/// no such cluster.
+pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<u32, Failed> {
+    let mut map = (headers.len() as u32).to_le_bytes().to_vec();
+    for (name, value) in headers {
+        map.extend_from_slice(&(name.len() as u32).to_le_bytes());
+        map.extend_from_slice(&(value.len() as u32).to_le_bytes());
+    }
+    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+        map.extend_from_slice(text.as_bytes());
+        map.push(0);
+    }
+    let no_trailers = [0u8; 4];
+    let mut token = 0;
+    // SAFETY: pointers and lengths of live slices, no body, a live out-pointer.
+    checked(unsafe {
+        proxy_http_call(
+            cluster.as_ptr(),
+            cluster.len(),
+            map.as_ptr(),
+            map.len(),
+            null(),
+            0,
+            no_trailers.as_ptr(),
+            no_trailers.len(),
+            timeout_ms,
+            &mut token,
+        )
+    })?;
+    Ok(token)
 }
 
 /// Lets Envoy choose the route again, from the headers as they are now.

@@ -121,6 +121,17 @@ extern "C" fn proxy_on_response_trailers(id: u32, trailers: usize) -> Action {
 }
 
 #[no_mangle]
+extern "C" fn proxy_on_http_call_response(
+    id: u32,
+    token: u32,
+    headers: usize,
+    size: usize,
+    _trailers: usize,
+) {
+    root(id, |root| root.on_http_call_response(token, headers, size));
+}
+
+#[no_mangle]
 extern "C" fn proxy_on_log(id: u32) {
     stream(id, Stream::on_log);
 }

@@ -20,10 +20,11 @@ const OTHER: &str = "other";
 /// Pods that have series of their own; what comes and goes after that shares the label `other`.
 const MAX_PODS: usize = 1024;
 /// Gauges of a pod.
-const OF_POD: [Metric; 5] = [
+const OF_POD: [Metric; 6] = [
     Metric::RequestsInFlight,
     Metric::BacklogTokens,
     Metric::PodFit,
+    Metric::PodHealthy,
     Metric::StoredChunks,
     Metric::CapacityChunks,
 ];
@@ -38,6 +39,8 @@ pub struct HostMeter {
     pods: RefCell<HashSet<PodKey>>,
     shown: RefCell<Members>,
     table_seen: Cell<[u64; 4]>,
+    /// First time that the gauges were set.
+    since_ms: Cell<u64>,
 }
 
 impl HostMeter {
@@ -49,6 +52,7 @@ impl HostMeter {
             pods: RefCell::new(HashSet::new()),
             shown: RefCell::new(Rc::new([])),
             table_seen: Cell::new([0; 4]),
+            since_ms: Cell::new(0),
         }
     }
 
@@ -79,8 +83,9 @@ impl HostMeter {
                 load.running.into(),
                 load.backlog as u64,
                 fit.into(),
+                member.healthy.into(),
                 router.stored_chunks(env, member).into(),
-                router.capacity().into(),
+                member.capacity.into(),
             ];
             for (metric, value) in OF_POD.into_iter().zip(values) {
                 self.set(metric, Some(member), value);
@@ -91,6 +96,21 @@ impl HostMeter {
             .iter()
             .filter(|old| members.iter().all(|new| new.key != old.key));
         left.for_each(|member| self.zero_pod(member));
+        if router.config().discovery.is_some() {
+            let (found, now_ms) = (router.discovery(), (env.clock)());
+            if self.since_ms.get() == 0 {
+                self.since_ms.set(now_ms);
+            }
+            // Before the first success it is as old as this instance.
+            let last = match found.polled_ms {
+                0 => self.since_ms.get(),
+                polled_ms => polled_ms,
+            };
+            let age = now_ms.saturating_sub(last) / 1000;
+            self.set(Metric::DiscoveryAge, None, age);
+            self.set(Metric::DiscoveredPods, None, found.pods as u64);
+            self.set(Metric::LeftOutPods, None, found.left_out.into());
+        }
         let bytes = router.table().footprint().bytes;
         self.set(Metric::TableMaxBytes, None, bytes);
         self.set(Metric::PrefillRate, None, rate as u64);

@@ -5,11 +5,12 @@
 //! | file | idea |
 //! |---|---|
 //! | `exports`, `abi` | what Envoy calls, and what is called of it |
-//! | `root` | one configuration |
+//! | `root`, `asker` | one configuration, and the calls that it makes |
 //! | `stream` | one request |
 //! | `shared`, `meter` | shared data and metrics, as the core sees them |
 
 mod abi;
+mod asker;
 mod exports;
 mod meter;
 mod root;

@@ -4,6 +4,7 @@
 //! which outlives a configuration update as the streams of the old one do.
 
 use super::abi::{self, Buffer};
+use super::asker::Asker;
 use super::meter::HostMeter;
 use super::stream::{Instance, Stream};
 use crate::config::Config;
@@ -14,12 +15,16 @@ use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
 use std::rc::Rc;
 
-/// Period of leases and gauges.
+/// Longest period of leases and gauges; with something to ask, its interval if that is shorter.
 const TICK_MS: u32 = 1000;
+/// The first time, when there is something to ask.
+const FIRST_TICK_MS: u32 = 20;
 /// A configuration larger than this is refused unread.
 const MAX_CONFIG_BYTES: usize = 4 << 20;
 /// The first Envoy that lets a filter hold headers while the body arrives.
 const FIRST_MINOR: u64 = 35;
+/// The first Envoy whose admin listener can leave out clusters.
+const FILTER_MINOR: u64 = 38;
 
 thread_local! {
     static BOARDS: RefCell<Vec<(String, Rc<LoadBoard>)>> = const { RefCell::new(Vec::new()) };
@@ -29,6 +34,9 @@ thread_local! {
 #[derive(Default)]
 pub struct Root {
     instance: Option<Rc<Instance>>,
+    asker: Option<Asker>,
+    /// The period of ticks, from the first one on.
+    period_ms: u32,
 }
 
 impl Root {
@@ -41,6 +49,13 @@ impl Root {
         true
     }
 
+    /// A call was answered; without headers: it failed.
+    pub fn on_http_call_response(&mut self, token: u32, headers: usize, size: usize) {
+        if let (Some(instance), Some(asker)) = (&self.instance, &self.asker) {
+            asker.answered(instance, token, headers, size);
+        }
+    }
+
     /// A configuration came; false refuses it.
     pub fn on_configure(&mut self, _: usize) -> bool {
         let text = abi::buffer(Buffer::PluginConfiguration, MAX_CONFIG_BYTES).unwrap_or_default();
@@ -51,20 +66,34 @@ impl Root {
                 return false;
             }
         };
-        let may_pause = envoy_may_pause();
+        let minor = envoy_minor();
+        let may_pause = minor >= FIRST_MINOR;
         if !may_pause {
             abi::log(3, "this Envoy is older than 1.35: routing by load only");
         }
-        warn_of_what_is_not_used(&config);
+        if config.api.is_some() {
+            // Nobody shall rely on it unaware.
+            abi::log(3, "api: has no effect in this version");
+        }
+        let intervals = [
+            config.discovery.as_ref().map(|d| d.poll_interval_ms),
+            config.metrics_scrape.as_ref().map(|s| s.poll_interval_ms),
+        ];
+        let interval = intervals.into_iter().flatten().min();
+        self.period_ms = interval.map_or(TICK_MS, |interval| interval.min(TICK_MS));
         let meter = HostMeter::new(&config);
         let board = board(&config.pool);
+        self.asker = Asker::new(&config, board.owner(), minor >= FILTER_MINOR);
         let router = Router::new(config, board, may_pause);
         let footprint = router.table().footprint();
         let (keys, bytes) = (footprint.keys, footprint.bytes);
         let room = format!("shared data of at most {keys} keys, {bytes} bytes");
         abi::log(2, &room);
         self.instance = Some(Rc::new(Instance { router, meter }));
-        abi::set_tick_period(TICK_MS);
+        abi::set_tick_period(match interval {
+            Some(_) => FIRST_TICK_MS,
+            None => TICK_MS,
+        });
         true
     }
 
@@ -74,24 +103,16 @@ impl Root {
             let env = instance.env();
             instance.router.tick(&env);
             instance.meter.gauges(&instance.router, &env);
+            if let Some(asker) = &self.asker {
+                asker.tick(instance);
+                abi::set_tick_period(self.period_ms);
+            }
         }
     }
 
     /// A stream of this configuration.
     pub fn stream(&self) -> Stream {
         Stream::new(self.instance.clone())
-    }
-}
-
-/// Keys that are validated and have no effect yet: nobody shall rely on them unaware.
-fn warn_of_what_is_not_used(config: &Config) {
-    let keys = [
-        ("discovery", config.discovery.is_some()),
-        ("metrics_scrape", config.metrics_scrape.is_some()),
-        ("api", config.api.is_some()),
-    ];
-    for (key, _) in keys.iter().filter(|(_, set)| *set) {
-        abi::log(3, &format!("{key}: has no effect in this version"));
     }
 }
 
@@ -113,9 +134,8 @@ fn board(pool: &str) -> Rc<LoadBoard> {
     })
 }
 
-/// Whether this Envoy knows `allow_on_headers_stop_iteration`. Where it does not say its
-/// version, it is taken for a current one.
-fn envoy_may_pause() -> bool {
+/// The minor version of this Envoy. Where it does not say, it is taken for a current one.
+fn envoy_minor() -> u64 {
     let number = |part: &str| {
         let path = format!("xds\0node\0user_agent_build_version\0version\0{part}");
         let value = abi::property(&path)?;
@@ -124,7 +144,7 @@ fn envoy_may_pause() -> bool {
             .map(|bytes| u64::from_le_bytes(*bytes))
     };
     match (number("major_number"), number("minor_number")) {
-        (Some(1), Some(minor)) => minor >= FIRST_MINOR,
-        _ => true,
+        (Some(1), Some(minor)) => minor,
+        _ => u64::MAX,
     }
 }

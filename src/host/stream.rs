@@ -8,6 +8,7 @@ use super::abi::{self, Buffer, Headers};
 use super::exports::Action;
 use super::meter::HostMeter;
 use super::shared::SharedData;
+use crate::pods::admin::ip_port;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
 use std::rc::Rc;
@@ -154,7 +155,8 @@ impl Stream {
         let upstream = abi::property("upstream\0address");
         let upstream = upstream
             .as_deref()
-            .and_then(|address| core::str::from_utf8(address).ok());
+            .and_then(|address| core::str::from_utf8(address).ok())
+            .map(ip_port);
         let served = Served {
             status: status(),
             upstream,

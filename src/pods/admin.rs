@@ -10,10 +10,11 @@
 use super::health::Health;
 use crate::config::{is_ip_port, is_pod_name};
 use crate::prompt::json::{Tape, Value};
-use std::collections::BTreeMap;
 
 /// Ending of the name of a cluster that holds one pod and stands behind an aggregate cluster.
 pub const ONLY: &str = "/only";
+/// Hosts or clusters that are kept, the first by name; more than any pool has room for.
+pub const MAX_KEPT: usize = 1024;
 /// A longer answer is not read.
 pub const MAX_BYTES: usize = 16 << 20;
 
@@ -31,8 +32,10 @@ pub struct Seen {
 /// What an answer says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The pods by name, all of them.
+    /// The pods by name.
     pub pods: Vec<Seen>,
+    /// Hosts or clusters beyond the first [`MAX_KEPT`].
+    pub left_out: u32,
     /// Hosts and clusters that cannot be pods: an address that is no `ip:port`, a name that
     /// cannot be a header or a label.
     pub refused: u32,
@@ -75,10 +78,34 @@ fn quote(text: &str, out: &mut String) {
 
 /// Reads an answer. Nothing when it is none.
 pub fn read(body: &[u8], cluster: &str) -> Option<Found> {
-    match cluster.strip_suffix('*') {
-        Some(prefix) => read_clusters(body, prefix),
-        None => read_hosts(body, cluster),
-    }
+    let mut finds = Finds::default();
+    let prefix = cluster.strip_suffix('*');
+    each_cluster(body, |status| {
+        let [name, statuses] = status.pick(["name", "host_statuses"]);
+        let Some(name) = name.and_then(text) else {
+            return;
+        };
+        match prefix {
+            Some(prefix) if name.starts_with(prefix) => finds.cluster(&name, statuses),
+            None if name == cluster => finds.hosts_of(statuses),
+            _ => {}
+        }
+    })?;
+    let seen = |pair: Pair| {
+        // A cluster without hosts is nowhere to send a request to.
+        let (address, health) = pair.only.or(pair.own)?;
+        let ending = if pair.is_there { "" } else { ONLY };
+        Some(Seen {
+            name: pair.name + ending,
+            address,
+            health,
+        })
+    };
+    Some(Found {
+        pods: finds.pairs.into_iter().filter_map(seen).collect(),
+        left_out: finds.left_out,
+        refused: finds.refused,
+    })
 }
 
 /// The `ip:port` of what Envoy names as `upstream.address`: hosts of an ambient mesh are behind
@@ -90,84 +117,85 @@ pub fn ip_port(upstream: &str) -> &str {
     }
 }
 
-fn read_hosts(body: &[u8], cluster: &str) -> Option<Found> {
-    let mut found = Found::default();
-    let mut hosts: BTreeMap<String, Health> = BTreeMap::new();
-    each_cluster(body, |status| {
-        let [name, statuses] = status.pick(["name", "host_statuses"]);
-        if name
-            .and_then(Value::text)
-            .is_some_and(|name| name.is(cluster.as_bytes()))
-        {
-            for host in statuses.into_iter().flat_map(Value::items) {
-                match host_of(host) {
-                    Some((address, health)) => {
-                        let known = hosts.entry(address).or_insert(health);
-                        *known = known.common(health);
-                    }
-                    None => found.refused = found.refused.saturating_add(1),
-                }
-            }
-        }
-    })?;
-    let seen = |(address, health): (String, Health)| Seen {
-        name: address.clone(),
-        address,
-        health,
-    };
-    found.pods = hosts.into_iter().map(seen).collect();
-    Some(found)
-}
-
-/// The hosts of a cluster and of the one behind it.
+/// A name, and the hosts of its cluster and of the one behind it.
 #[derive(Default)]
 struct Pair {
-    /// There is a cluster of that name.
+    name: String,
+    /// There is a cluster of that very name.
     is_there: bool,
     own: Option<(String, Health)>,
     only: Option<(String, Health)>,
 }
 
-fn read_clusters(body: &[u8], prefix: &str) -> Option<Found> {
-    let mut found = Found::default();
-    let mut pairs: BTreeMap<String, Pair> = BTreeMap::new();
-    each_cluster(body, |status| {
-        let [name, statuses] = status.pick(["name", "host_statuses"]);
-        let Some(name) = name.and_then(text).filter(|name| name.starts_with(prefix)) else {
-            return;
+/// What is found, by name.
+#[derive(Default)]
+struct Finds {
+    pairs: Vec<Pair>,
+    left_out: u32,
+    refused: u32,
+}
+
+impl Finds {
+    /// The entry of a name; none when there is no room, which the first names have.
+    fn entry(&mut self, name: &str) -> Option<&mut Pair> {
+        let found = self
+            .pairs
+            .binary_search_by(|pair| pair.name.as_str().cmp(name));
+        let at = match found {
+            Ok(at) => at,
+            Err(at) => {
+                if self.pairs.len() >= MAX_KEPT {
+                    self.left_out = self.left_out.saturating_add(1);
+                    if at >= MAX_KEPT {
+                        return None;
+                    }
+                    self.pairs.pop();
+                }
+                let new = Pair {
+                    name: name.to_owned(),
+                    ..Pair::default()
+                };
+                self.pairs.insert(at, new);
+                at
+            }
         };
-        if !is_pod_name(&name) {
-            found.refused = found.refused.saturating_add(1);
-            return;
+        self.pairs.get_mut(at)
+    }
+
+    fn refuse(&mut self) {
+        self.refused = self.refused.saturating_add(1);
+    }
+
+    fn hosts_of(&mut self, statuses: Option<Value<'_>>) {
+        for host in statuses.into_iter().flat_map(Value::items) {
+            let Some((address, health)) = host_of(host) else {
+                self.refuse();
+                continue;
+            };
+            if let Some(pair) = self.entry(&address) {
+                let known = pair.own.as_ref().map_or(health, |own| own.1.common(health));
+                pair.is_there = true;
+                pair.own = Some((address, known));
+            }
         }
+    }
+
+    fn cluster(&mut self, name: &str, statuses: Option<Value<'_>>) {
         let mut hosts = statuses.into_iter().flat_map(Value::items).peekable();
         let listed = hosts.peek().is_some();
         let host = hosts.find_map(host_of);
-        if listed && host.is_none() {
-            found.refused = found.refused.saturating_add(1);
+        if !is_pod_name(name) || (listed && host.is_none()) {
+            return self.refuse();
         }
-        match name.strip_suffix(ONLY) {
-            Some(front) => pairs.entry(front.to_owned()).or_default().only = host,
-            None => {
-                let pair = pairs.entry(name).or_default();
-                pair.is_there = true;
-                pair.own = host;
+        if let Some(front) = name.strip_suffix(ONLY) {
+            if let Some(pair) = self.entry(front) {
+                pair.only = host;
             }
+        } else if let Some(pair) = self.entry(name) {
+            pair.is_there = true;
+            pair.own = host;
         }
-    })?;
-    let seen = |(name, pair): (String, Pair)| {
-        let name = if pair.is_there { name } else { name + ONLY };
-        // A cluster without hosts is nowhere to send a request to.
-        let (address, health) = pair.only.or(pair.own)?;
-        Some(Seen {
-            name,
-            address,
-            health,
-        })
-    };
-    found.pods = pairs.into_iter().filter_map(seen).collect();
-    found.pods.sort_by(|a, b| a.name.cmp(&b.name));
-    Some(found)
+    }
 }
 
 /// Address and health of a host status.
@@ -401,10 +429,9 @@ mod tests {
         ] {
             assert_eq!(read(junk.as_bytes(), "vllm"), None, "{junk}");
         }
-        for odd in [r#"{"cluster_statuses": [1, null, {"name": 7, "host_statuses": {}}]}"#] {
-            assert_eq!(read(odd.as_bytes(), "vllm"), Some(Found::default()));
-            assert_eq!(read(odd.as_bytes(), "v*"), Some(Found::default()));
-        }
+        let odd = r#"{"cluster_statuses": [1, null, {"name": 7, "host_statuses": {}}]}"#;
+        assert_eq!(read(odd.as_bytes(), "vllm"), Some(Found::default()));
+        assert_eq!(read(odd.as_bytes(), "v*"), Some(Found::default()));
     }
 
     #[test]
@@ -422,6 +449,25 @@ mod tests {
         assert_eq!(
             names(&read(body.as_bytes(), "vllm").unwrap()),
             ["10.0.1.1:80", "10.0.1.2:80"]
+        );
+    }
+
+    #[test]
+    fn the_first_by_name_are_kept() {
+        let name = |n: usize| format!("p{:04}", (n * 733) % 2000);
+        let all: Vec<(String, [String; 1])> = (0..2000)
+            .map(|n| (name(n), [host(&socket("10.0.0.1", 80), "")]))
+            .collect();
+        let all: Vec<(&str, &[String])> = all.iter().map(|(n, h)| (n.as_str(), &h[..])).collect();
+        let found = read(dump(&all).as_bytes(), "p*").unwrap();
+        assert_eq!(
+            (found.pods.len(), found.left_out),
+            (MAX_KEPT, 2000 - MAX_KEPT as u32)
+        );
+        assert_eq!(found.pods[0].name, "p0000");
+        assert_eq!(
+            found.pods[MAX_KEPT - 1].name,
+            format!("p{:04}", MAX_KEPT - 1)
         );
     }
 

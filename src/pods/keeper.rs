@@ -49,6 +49,8 @@ pub struct Call {
 /// An answer, if there was one.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer<'a> {
+    /// There is no such cluster.
+    NoCluster,
     /// The call failed.
     None,
     /// It was answered by something that is too long to read.
@@ -239,6 +241,7 @@ impl Keeper {
         };
         let start = clock();
         let found = match answer {
+            Answer::NoCluster => Err("is no cluster of this Envoy"),
             Answer::None => Err("does not answer"),
             Answer::TooLong => Err("answers more than 16 MiB"),
             Answer::Some(200, body) => {
@@ -275,7 +278,8 @@ impl Keeper {
     /// A new list of pods.
     fn found(&mut self, config: &Config, mut found: Found, now_ms: u64) -> News {
         let most = config.max_pods as usize;
-        let left_out = found.pods.len().saturating_sub(most);
+        let beyond = u32::try_from(found.pods.len().saturating_sub(most)).unwrap_or(u32::MAX);
+        let left_out = found.left_out.saturating_add(beyond);
         found.pods.truncate(most);
         let mut news = News {
             changed: true,
@@ -304,7 +308,6 @@ impl Keeper {
             known
         });
         let pods: Vec<Known> = pods.collect();
-        let left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
         let first = self.registry.polled_ms == 0;
         let other_rest = self.registry.left_out != left_out || self.refused != found.refused;
         self.registry.polled_ms = now_ms.max(1);
@@ -338,11 +341,8 @@ impl Keeper {
                 ..Known::default()
             };
             if !pods.iter().any(|known| known.is(&own)) {
-                let before = self.registry.pods.iter();
-                let before = before
-                    .filter(|known| known.name == own.name)
-                    .cloned()
-                    .next();
+                let mut before = self.registry.pods.iter();
+                let before = before.find(|known| known.name == own.name).cloned();
                 pods.push(Known {
                     discovered: false,
                     health: Default::default(),

@@ -75,6 +75,11 @@ impl LoadBoard {
         }
     }
 
+    /// The random number of this VM.
+    pub fn owner(&self) -> u64 {
+        self.owner
+    }
+
     /// Counts a request that starts on the pod of `slot`, which has to prefill `tokens` for it.
     pub fn begin(&self, store: &dyn SharedStore, slot: usize, tokens: u32, now_ms: u64) -> Ticket {
         let waiting = self.change(slot, |queue| queue.push(tokens, now_ms));

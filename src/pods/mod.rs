@@ -40,6 +40,10 @@ pub struct Member {
     pub slot: Option<Slot>,
     /// Whether Envoy takes it for able to serve, as far as Envoy was asked.
     pub healthy: bool,
+    /// Chunks that its table may hold.
+    pub capacity: u32,
+    /// Requests on it that this gateway did not send, as far as it was asked of late.
+    pub others: u32,
 }
 
 /// The pods of a pool at one moment.

@@ -14,6 +14,8 @@ use crate::table::wire::{self, SEAL};
 pub const MAX_MODELS: usize = 64;
 /// Longest model name that is kept.
 pub const MAX_MODEL_BYTES: usize = 256;
+/// A pod's load is believed for three intervals of reading it, and at least for this long.
+const MIN_LIFE_MS: u64 = 3_000;
 /// Sets these values apart from the table's, and from those of another layout.
 const TAG: u64 = 0x7265_6769_7374_0001;
 
@@ -69,6 +71,15 @@ pub struct Scraped {
 }
 
 impl Scraped {
+    /// Requests that others sent, unless that is too old to be true.
+    pub fn others_at(&self, now_ms: u64, interval_ms: u32) -> u32 {
+        let life = u64::from(interval_ms).saturating_mul(3).max(MIN_LIFE_MS);
+        match now_ms <= self.at_ms.saturating_add(life) {
+            true => self.others,
+            false => 0,
+        }
+    }
+
     /// The pod's capacity in chunks, at about 4 bytes a token.
     pub fn capacity_chunks(&self, chunk_bytes: usize, most: u32) -> Option<u32> {
         let bytes = self.cache_tokens.saturating_mul(4);
@@ -345,6 +356,18 @@ mod tests {
         assert_eq!(pods.len(), 1, "without discovery nobody else is a pod");
         assert_eq!(pods[0].address.as_deref(), Some("10.0.0.1:80"));
         assert_eq!(pods[0].models, ["m", "é"]);
+    }
+
+    #[test]
+    fn an_old_load_is_not_believed() {
+        let scraped = Scraped {
+            at_ms: 100,
+            others: 7,
+            ..Scraped::default()
+        };
+        assert_eq!(scraped.others_at(3_100, 1_000), 7);
+        assert_eq!(scraped.others_at(3_101, 1_000), 0);
+        assert_eq!(scraped.others_at(30_100, 10_000), 7);
     }
 
     #[test]

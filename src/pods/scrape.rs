@@ -27,16 +27,16 @@ pub fn read(body: &[u8], now_ms: u64) -> Option<Scraped> {
         let Some(sample) = Sample::of(line) else {
             continue;
         };
-        let whole = |n: f64| n.clamp(0.0, 1e9) as u32;
+        let whole = u32::try_from(sample.thousandths / 1000).unwrap_or(u32::MAX);
         match sample.name {
             "vllm:num_requests_running" => {
-                scraped.running = scraped.running.saturating_add(whole(sample.value));
+                scraped.running = scraped.running.saturating_add(whole);
             }
             "vllm:num_requests_waiting" => {
-                scraped.waiting = scraped.waiting.saturating_add(whole(sample.value));
+                scraped.waiting = scraped.waiting.saturating_add(whole);
             }
             "vllm:kv_cache_usage_perc" => {
-                let permille = whole(sample.value * 1000.0);
+                let permille = u32::try_from(sample.thousandths).unwrap_or(u32::MAX);
                 scraped.usage_permille = scraped.usage_permille.max(permille);
             }
             "vllm:cache_config_info" => {
@@ -46,7 +46,7 @@ pub fn read(body: &[u8], now_ms: u64) -> Option<Scraped> {
                 scraped.cache_tokens = scraped.cache_tokens.saturating_add(tokens);
             }
             "process_start_time_seconds" => {
-                scraped.started_ms = (sample.value * 1000.0) as u64;
+                scraped.started_ms = sample.thousandths;
             }
             _ => continue,
         }
@@ -75,7 +75,7 @@ pub fn read_models(body: &[u8]) -> Option<Vec<String>> {
 struct Sample<'a> {
     name: &'a str,
     labels: &'a str,
-    value: f64,
+    thousandths: u64,
 }
 
 impl<'a> Sample<'a> {
@@ -92,13 +92,10 @@ impl<'a> Sample<'a> {
             }
         };
         let value = rest.split_ascii_whitespace().next()?;
-        // The one reader of decimal numbers that the module has anyway; it knows no NaN.
-        let value: serde_json::Value = serde_json::from_str(value).ok()?;
-        let value = value.as_f64()?;
         Some(Self {
             name,
             labels,
-            value,
+            thousandths: thousandths(value.as_bytes())?,
         })
     }
 
@@ -110,6 +107,51 @@ impl<'a> Sample<'a> {
             value.strip_suffix('"')?.parse().ok()
         })
     }
+}
+
+/// A decimal number times 1000, rounded down, 0 when it is negative; nothing of NaN or infinity.
+/// Whole numbers, because two readings of one start time have to be equal.
+fn thousandths(text: &[u8]) -> Option<u64> {
+    let (negative, mut rest) = match text.strip_prefix(b"-") {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (mut digits, mut exponent, mut fraction, mut any) = (0u64, 3i32, false, false);
+    while let Some((byte, after)) = rest.split_first() {
+        match byte {
+            b'0'..=b'9' => {
+                any = true;
+                let room = digits < 100_000_000_000_000_000;
+                if room {
+                    let digit = u64::from(byte.wrapping_sub(b'0'));
+                    digits = digits.wrapping_mul(10).wrapping_add(digit);
+                }
+                match (fraction, room) {
+                    (true, true) => exponent = exponent.saturating_sub(1),
+                    (false, false) => exponent = exponent.saturating_add(1),
+                    _ => {}
+                }
+            }
+            b'.' if !fraction => fraction = true,
+            b'e' | b'E' if any => {
+                let power: i32 = core::str::from_utf8(after).ok()?.parse().ok()?;
+                exponent = exponent.saturating_add(power);
+                break;
+            }
+            _ => return None,
+        }
+        rest = after;
+    }
+    if !any || negative {
+        return any.then_some(0);
+    }
+    let power = 10u64.checked_pow(exponent.unsigned_abs());
+    Some(match (exponent >= 0, power) {
+        (true, power) => power.map_or(u64::MAX, |power| digits.saturating_mul(power)),
+        (false, power) => power
+            .and_then(|power| digits.checked_div(power))
+            .unwrap_or(0),
+    })
 }
 
 #[cfg(test)]
@@ -148,6 +190,28 @@ other_metric{} 5
     }
 
     #[test]
+    fn numbers_are_read_to_the_thousandth() {
+        for (text, number) in [
+            ("0", 0),
+            ("1", 1000),
+            ("2.5", 2500),
+            ("0.0019", 1),
+            ("1.76123456789e+09", 1_761_234_567_890),
+            ("1761234567.89", 1_761_234_567_890),
+            ("5E-1", 500),
+            ("12345678901234567890123", u64::MAX),
+            ("0.00000000000000000000000005", 0),
+            ("1e-99999999", 0),
+            ("-3", 0),
+        ] {
+            assert_eq!(thousandths(text.as_bytes()), Some(number), "{text}");
+        }
+        for text in ["", "-", ".", "NaN", "+Inf", "1x", "1e", "1.2.3", "e5"] {
+            assert_eq!(thousandths(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
     fn junk_is_passed_over() {
         for junk in [
             "",
@@ -163,7 +227,7 @@ other_metric{} 5
         }
         let bytes = b"vllm:\xFF 1\nvllm:num_requests_running -5\nvllm:num_requests_waiting 1e300 1700000000000\n";
         let scraped = read(bytes, 1).unwrap();
-        assert_eq!((scraped.running, scraped.waiting), (0, 1_000_000_000));
+        assert_eq!((scraped.running, scraped.waiting), (0, u32::MAX));
     }
 
     #[test]

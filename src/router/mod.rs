@@ -6,9 +6,10 @@
 //! Cost: `choose` is one table query per prompt of the body, and two or three reads for the load.
 
 use crate::chunk::ChunkHash;
-use crate::config::{Balanced, Capacity, Config, Policy};
+use crate::config::{Balanced, Capacity, Config, Pod, Policy};
 use crate::metrics::Meter;
 use crate::pods::load::{Load, LoadBoard, Ticket};
+use crate::pods::registry::{Known, Registry};
 use crate::pods::standing::{Book, Standings};
 use crate::pods::{Member, Members};
 use crate::policy::{self, Candidate, Ranking, Reason, Standing};
@@ -43,9 +44,22 @@ pub struct Router {
     standings: Standings,
     responses: Responses,
     may_pause: bool,
+    registry_key: String,
+    discovery: Cell<Discovered>,
     members: RefCell<Option<Members>>,
     settled: Cell<bool>,
     turn: Cell<u64>,
+}
+
+/// How discovery is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Discovered {
+    /// Its last success on the monotonic clock; 0: none yet.
+    pub polled_ms: u64,
+    /// Pods that it found.
+    pub pods: usize,
+    /// Pods that it found beyond `max_pods`.
+    pub left_out: u32,
 }
 
 /// What is asked of the policy.
@@ -99,6 +113,8 @@ impl Router {
             table: Table::new(&config.pool, config.geometry()),
             standings: Standings::new(&config.pool, slow_start_ms),
             responses: Responses::new(&config.pool),
+            registry_key: Registry::key(&config.pool),
+            discovery: Cell::default(),
             config,
             load,
             may_pause,
@@ -128,8 +144,16 @@ impl Router {
         let Ok(mut members) = self.members.try_borrow_mut() else {
             return Rc::new([]);
         };
-        let now = members.get_or_insert_with(|| self.find_members(env));
-        now.clone()
+        // None at all may be for want of a first answer: any request can be after it.
+        if members.as_ref().is_none_or(|members| members.is_empty()) {
+            *members = Some(self.find_members(env));
+        }
+        members.clone().unwrap_or_default()
+    }
+
+    /// How discovery is, as of the last tick.
+    pub fn discovery(&self) -> Discovered {
+        self.discovery.get()
     }
 
     /// The load of each pod, and tokens of prefill per second.
@@ -199,7 +223,10 @@ impl Router {
                 matched: matched.get(pod).copied().unwrap_or(0),
                 uncached: self.uncached(bytes, matched.get(pod).copied().unwrap_or(0)),
                 backlog: loads.get(pod).map_or(0.0, |load| load.backlog),
-                running: loads.get(pod).map_or(0, |load| load.running),
+                running: loads
+                    .get(pod)
+                    .map_or(0, |load| load.running)
+                    .saturating_add(member.others),
             });
             let mut ranking = policy::rank(&self.config.policy, able, rate, home)?;
             if prompts.is_empty() {
@@ -253,8 +280,8 @@ impl Router {
         chains: &[Vec<ChunkHash>],
         queries: Vec<Query>,
     ) -> Option<Credit> {
-        let slot = members.get(pod)?.slot?;
-        let capacity = self.capacity();
+        let member = members.get(pod)?;
+        let (slot, capacity) = (member.slot?, member.capacity);
         let mut queries = queries.into_iter();
         let receipts = chains
             .iter()
@@ -320,9 +347,7 @@ impl Router {
     pub fn tick(&self, env: &Env<'_>) {
         let now_ms = (env.clock)();
         self.load.renew(env.store, now_ms);
-        if let Ok(mut members) = self.members.try_borrow_mut() {
-            *members = None;
-        }
+        self.look_again();
         let book = self.standings.read(env.store);
         if book.is_empty() {
             return;
@@ -345,11 +370,49 @@ impl Router {
             .map_or(0, |slot| self.table.occupancy(env.store, slot))
     }
 
-    /// Chunks that a pod's table may hold.
-    pub fn capacity(&self) -> u32 {
+    /// The pods of `registry` get their places in the tables, and those that left lose them. To
+    /// be done by its one writer before the others see it.
+    pub fn seat(&self, env: &Env<'_>, registry: &Registry) {
+        let pods = registry.pods(&self.config);
+        let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
+        self.give_slots(env, &keys);
+        self.look_again();
+    }
+
+    /// The pod is another process than before: it holds nothing.
+    pub fn restarted(&self, env: &Env<'_>, pod: &Known) {
+        let members = self.members(env);
+        if let Some(member) = find(&members, pod) {
+            self.forget(env, member);
+            self.standings.arrived(env.store, member.key, (env.clock)());
+        }
+    }
+
+    /// Requests of this gateway in flight on a pod.
+    pub fn running_on(&self, env: &Env<'_>, pod: &Known) -> u32 {
+        let members = self.members(env);
+        let load = find(&members, pod).map(|member| {
+            let (loads, _) = self.loads(env, core::slice::from_ref(member));
+            loads.first().map_or(0, |load| load.running)
+        });
+        load.unwrap_or(0)
+    }
+
+    fn look_again(&self) {
+        if let Ok(mut members) = self.members.try_borrow_mut() {
+            *members = None;
+        }
+    }
+
+    fn capacity(&self, pod: &Known) -> u32 {
+        let most = self.config.max_capacity_chunks;
         match self.config.capacity {
             Capacity::Chunks(chunks) => chunks,
-            Capacity::Auto => self.config.max_capacity_chunks,
+            Capacity::Auto => {
+                let said = pod.scraped.as_ref();
+                said.and_then(|said| said.capacity_chunks(self.config.chunk_bytes, most))
+                    .unwrap_or(most)
+            }
         }
     }
 
@@ -389,34 +452,71 @@ impl Router {
 
     /// The pods with their slots. Slots are given once per configuration, and not while Envoy
     /// only validates it. Later they are only found: the streams of an old configuration may live
-    /// for long, and must not take from the new one what it needs.
+    /// for long, and must not take from the new one what it needs. Those of discovered pods are
+    /// given by who discovers them.
     fn find_members(&self, env: &Env<'_>) -> Members {
-        let pods = &self.config.pods;
+        let config = &self.config;
+        let asks = config.discovery.is_some() || config.metrics_scrape.is_some();
+        let registry = asks.then(|| Registry::load(env.store, &self.registry_key));
+        let registry = registry.flatten().unwrap_or_default();
+        self.discovery.set(Discovered {
+            polled_ms: registry.polled_ms,
+            pods: registry.pods.iter().filter(|pod| pod.discovered).count(),
+            left_out: registry.left_out,
+        });
+        let pods = registry.pods(config);
         let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
-        let mut found: Vec<Option<Slot>> = self.table.find(env.store, &keys);
-        if !self.settled.replace(true) {
-            // Who joins others is new; who starts with them is not.
-            let joins = self.table.has_owners(env.store);
-            self.table.retain(env.store, &keys);
-            for (slot, key) in found.iter_mut().zip(&keys) {
-                if slot.is_none() {
-                    *slot = self.table.slot(env.store, *key, &keys);
-                    if joins {
-                        self.standings.arrived(env.store, *key, (env.clock)());
-                    }
-                }
-            }
-        }
-        let members = pods.iter().zip(keys).zip(found);
+        let complete = config.discovery.is_none() || registry.polled_ms > 0;
+        let slots = match complete && !self.settled.replace(true) {
+            true => self.give_slots(env, &keys),
+            false => self.table.find(env.store, &keys),
+        };
+        let now_ms = (env.clock)();
+        let interval = config
+            .metrics_scrape
+            .as_ref()
+            .map_or(0, |s| s.poll_interval_ms);
+        let members = pods.into_iter().zip(keys).zip(slots);
         members
-            .map(|((pod, key), slot)| Member {
-                pod: pod.clone(),
+            .map(|((known, key), slot)| Member {
                 key,
                 slot,
-                healthy: true,
+                healthy: known.health.is_healthy(),
+                capacity: self.capacity(&known),
+                others: known
+                    .scraped
+                    .map_or(0, |scraped| scraped.others_at(now_ms, interval)),
+                pod: Pod {
+                    name: known.name,
+                    address: known.address,
+                    models: known.models,
+                },
             })
             .collect()
     }
+
+    /// Gives slots to the pods that have none, and takes their credit from those that left.
+    fn give_slots(&self, env: &Env<'_>, keys: &[PodKey]) -> Vec<Option<Slot>> {
+        let mut found = self.table.find(env.store, keys);
+        // Who joins others is new; who starts with them is not.
+        let joins = self.table.has_owners(env.store);
+        self.table.retain(env.store, keys);
+        for (slot, key) in found.iter_mut().zip(keys) {
+            if slot.is_none() {
+                *slot = self.table.slot(env.store, *key, keys);
+                if joins {
+                    self.standings.arrived(env.store, *key, (env.clock)());
+                }
+            }
+        }
+        found
+    }
+}
+
+fn find<'a>(members: &'a [Member], pod: &Known) -> Option<&'a Member> {
+    members.iter().find(|member| {
+        member.pod.name == pod.name || (pod.address.is_some() && member.pod.address == pod.address)
+    })
 }
 
 fn standing(book: &Book, member: &Member, now_ms: u64, probes: bool) -> Standing {

@@ -356,6 +356,6 @@ fn models_are_kept_and_a_failure_changes_nothing() {
     };
     let models = r#"{"data": [{"id": "m"}]}"#;
     assert_eq!(listed(200, models), (true, vec!["m".to_owned()]));
-    assert_eq!(listed(200, models).0, false);
+    assert!(!listed(200, models).0);
     assert_eq!(listed(401, "{}"), (false, vec!["m".to_owned()]));
 }
