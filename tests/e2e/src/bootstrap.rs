@@ -112,7 +112,8 @@ impl Bootstrap {
 
     /// Replaces every port of the shipped file: listener, admin, and the three pods.
     pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
-        let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 1)];
+        // The admin listener is also a cluster.
+        let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 2)];
         let times = self.1.addresses();
         let pairs = PODS.into_iter().zip(pods);
         map.extend(pairs.map(|(from, to)| (from, to, times)));
@@ -325,6 +326,62 @@ impl Bootstrap {
         }
         assert!(edited > 0, "no cluster to edit");
         self
+    }
+
+    /// One more cluster.
+    pub fn with_cluster(mut self, cluster: Value) -> Self {
+        let clusters = &mut self.0["static_resources"]["clusters"];
+        clusters.as_array_mut().expect("clusters").push(cluster);
+        self
+    }
+
+    /// No pods of the configuration: they are discovered.
+    pub fn with_discovery(mut self, discovery: Value) -> Self {
+        let mut plugin = self.plugin();
+        plugin.as_object_mut().expect("an object").remove("pods");
+        plugin["discovery"] = discovery;
+        self.set_plugin(&plugin);
+        self
+    }
+
+    /// The pool as hosts from a file that Envoy watches, chosen by the header of `override_host`.
+    pub fn with_pool_from(self, file: &Path) -> Self {
+        let api = "type.googleapis.com/envoy.extensions.load_balancing_policies";
+        let policy = |name: &str, config: Value| {
+            let name = format!("envoy.load_balancing_policies.{name}");
+            serde_json::json!({ "policies": [
+                { "typed_extension_config": { "name": name, "typed_config": config } }
+            ] })
+        };
+        let fallback = policy(
+            "least_request",
+            serde_json::json!({ "@type": format!("{api}.least_request.v3.LeastRequest") }),
+        );
+        let chosen = policy(
+            "override_host",
+            serde_json::json!({
+                "@type": format!("{api}.override_host.v3.OverrideHost"),
+                "override_host_sources": [{ "header": "x-gateway-destination-endpoint" }],
+                "fallback_policy": fallback,
+            }),
+        );
+        self.with_clusters(
+            |name| name == "vllm",
+            |cluster| {
+                let keys = cluster.as_object_mut().expect("a cluster");
+                for key in ["load_assignment", "lb_policy", "health_checks"] {
+                    keys.remove(key);
+                }
+                cluster["type"] = "EDS".into();
+                cluster["load_balancing_policy"] = chosen.clone();
+                cluster["eds_cluster_config"] = serde_json::json!({ "eds_config": {
+                    "resource_api_version": "V3",
+                    "path_config_source": {
+                        "path": file, "watched_directory": { "path": file.parent() },
+                    },
+                } });
+            },
+        )
     }
 
     /// The listener, as a resource of a file that Envoy watches.

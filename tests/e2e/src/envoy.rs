@@ -5,9 +5,9 @@
 
 use crate::bootstrap::{root, Bootstrap};
 use crate::client::{Conn, Reply, Version};
+use crate::hosts::move_into_place;
 use crate::metrics::Samples;
 use std::fs::File;
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -324,17 +324,12 @@ impl Drop for Envoy {
     }
 }
 
-/// Writes beside the file and moves into place: Envoy watches for the move.
 fn write_listener(file: &Path, bootstrap: &Bootstrap, version: u32) {
     let response = serde_json::json!({
         "version_info": version.to_string(),
         "resources": [bootstrap.listener_resource()],
     });
-    let next = file.with_extension("next");
-    let mut out = File::create(&next).expect("a file");
-    out.write_all(response.to_string().as_bytes())
-        .expect("write");
-    std::fs::rename(next, file).expect("move into place");
+    move_into_place(file, &response.to_string());
 }
 
 fn read(path: &Path) -> String {

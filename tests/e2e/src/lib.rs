@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`bootstrap`] | the shipped `envoy/envoy.yaml`, with other ports |
 //! | [`envoy`] | one Envoy process, its logs and its admin listener |
+//! | [`hosts`] | hosts of a cluster in a file that Envoy watches |
 //! | [`client`] | HTTP/1 and HTTP/2 connections in every framing |
 //! | [`raw`] | bytes on a socket, for requests that no library would send |
 //! | [`decision`] | what the filter says about a request |
@@ -20,6 +21,7 @@ pub mod client;
 pub mod decision;
 pub mod envoy;
 pub mod manifest;
+pub mod hosts;
 pub mod metrics;
 pub mod raw;
 pub mod rig;

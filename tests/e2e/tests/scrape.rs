@@ -1,0 +1,134 @@
+//! What the pods say of themselves: restarts, models, the size of their caches, load of others.
+
+use e2e::bootstrap::Bootstrap;
+use e2e::client::{Conn, Version};
+use e2e::envoy::Envoy;
+use e2e::rig::{self, PODS};
+use serde_json::json;
+use sim_vllm::{PodConfig, SimPod};
+use std::time::Duration;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn pods(change: impl Fn(usize, &mut PodConfig)) -> [SimPod; 3] {
+    [0, 1, 2].map(|i| {
+        let mut config = PodConfig::named(PODS[i]);
+        change(i, &mut config);
+        SimPod::start(config).expect("the pod starts")
+    })
+}
+
+async fn envoy(pods: &[SimPod; 3], keys: serde_json::Value) -> Envoy {
+    let change = |bootstrap: Bootstrap| {
+        bootstrap
+            .with_plugin(json!({ "metrics_scrape": { "poll_interval_ms": 100 } }))
+            .with_plugin(keys)
+    };
+    rig::envoy_with(pods.each_ref().map(|pod| pod.addr.port()), 2, change).await
+}
+
+async fn gauge(envoy: &Envoy, name: &str, pod: &str) -> Option<f64> {
+    envoy.prometheus().await.sum(name, &[("pod", pod)])
+}
+
+/// Every pod was read at least once, and every worker knows.
+async fn scraped(envoy: &Envoy) {
+    // 65,536 blocks of 16 tokens of 4 bytes each, in chunks of 256 bytes, at most 32,768.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    envoy
+        .eventually("Envoy is there", || async {
+            gauge(envoy, "prefix_router_capacity_chunks", PODS[0])
+                .await
+                .is_some()
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_pod_that_restarted_at_the_same_address_has_no_credit() {
+    let pods = pods(|_, _| {});
+    let envoy = envoy(&pods, json!({})).await;
+    scraped(&envoy).await;
+    let body = rig::prompt("before the restart", 4000);
+    let mut conn = envoy.connect(Version::H1).await;
+    let first = conn.post(CHAT, &body).await.decision();
+    let again = conn.post(CHAT, &body).await.decision();
+    assert_eq!(
+        (again.pod.as_str(), again.matched),
+        (first.pod.as_str(), first.chunks)
+    );
+    pods[rig::index(&first.pod)].restart();
+    let forgotten = format!("pod {} has restarted", first.pod);
+    envoy
+        .eventually("the restart is seen", || async {
+            envoy.log().contains(&forgotten)
+        })
+        .await;
+    let after = conn.post(CHAT, &body).await.decision();
+    assert_eq!(after.matched, 0, "{after:?}");
+}
+
+#[tokio::test]
+async fn requests_go_to_pods_that_list_their_model() {
+    let pods = pods(|i, config| config.models = vec![format!("model-{}", i % 2)]);
+    let envoy = envoy(&pods, json!({})).await;
+    scraped(&envoy).await;
+    let mut seen = [0; 3];
+    for i in 0..30 {
+        let mut body = rig::prompt(&format!("modelled {i}"), 1000);
+        body["model"] = format!("model-{}", i % 2).into();
+        let reply = envoy.connect(Version::H1).await.post(CHAT, &body).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let pod = rig::index(&reply.decision().pod);
+        assert_eq!(pod % 2, i % 2);
+        seen[pod] += 1;
+    }
+    assert_eq!(seen[1], 15, "{seen:?}");
+    assert!(seen[0] > 0 && seen[2] > 0, "{seen:?}");
+    let mut body = rig::prompt("nobody serves this", 1000);
+    body["model"] = "model-9".into();
+    let reply = envoy.connect(Version::H1).await.post(CHAT, &body).await;
+    assert_eq!(reply.status, 404, "vLLM's own answer: {reply:?}");
+}
+
+#[tokio::test]
+async fn an_automatic_capacity_is_that_of_the_pods_cache() {
+    let pods = pods(|i, config| config.num_gpu_blocks = 1000 * (i + 1));
+    let envoy = envoy(&pods, json!({ "capacity_chunks": "auto" })).await;
+    for (i, pod) in PODS.iter().enumerate() {
+        let chunks = (1000 * (i + 1) * 16 * 4 / 256) as f64;
+        envoy
+            .eventually("the capacity is known", || async {
+                gauge(&envoy, "prefix_router_capacity_chunks", pod).await == Some(chunks)
+            })
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_others_sent_count_as_load() {
+    let pods = pods(|_, config| config.decode_ms_per_token = 20.0);
+    let envoy = envoy(&pods, json!({})).await;
+    scraped(&envoy).await;
+    // Past this gateway, 400 tokens of 20 ms each.
+    let mut past = vec![];
+    for i in 0..20 {
+        let mut body = rig::prompt(&format!("past the gateway {i}"), 1000);
+        body["max_tokens"] = 400.into();
+        body["ignore_eos"] = true.into();
+        let mut conn = Conn::open(pods[0].addr, Version::H1).await;
+        past.push(tokio::spawn(
+            async move { conn.post(CHAT, &body).await.status },
+        ));
+    }
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let mut seen = [0; 3];
+    for i in 0..12 {
+        let mut body = rig::prompt(&format!("beside {i}"), 300);
+        body["max_tokens"] = 1.into();
+        let reply = envoy.connect(Version::H1).await.post(CHAT, &body).await;
+        seen[rig::index(&reply.decision().pod)] += 1;
+    }
+    assert_eq!(seen[0], 0, "20 requests are there already: {seen:?}");
+    past.iter().for_each(|task| task.abort());
+}
