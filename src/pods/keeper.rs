@@ -231,7 +231,7 @@ impl Keeper {
         match question {
             Question::Pods => self.polled(config, answer, clock),
             Question::Metrics(pod) => self.scraped(config, &pod, answer, clock, own),
-            Question::Models(pod) => self.listed(&pod, answer, clock),
+            Question::Models(pod) => self.listed(config, &pod, answer, clock),
         }
     }
 
@@ -384,10 +384,7 @@ impl Keeper {
         clock: &dyn Fn() -> u64,
         own: &dyn Fn(&Known) -> u32,
     ) -> News {
-        let interval = config
-            .metrics_scrape
-            .as_ref()
-            .map_or(1000, |s| s.poll_interval_ms);
+        let interval = interval_of(config);
         let start = clock();
         let scraped = match answer {
             Answer::Some(200, body) => scrape::read(body, start),
@@ -429,7 +426,13 @@ impl Keeper {
         news
     }
 
-    fn listed(&mut self, pod: &str, answer: Answer<'_>, clock: &dyn Fn() -> u64) -> News {
+    fn listed(
+        &mut self,
+        config: &Config,
+        pod: &str,
+        answer: Answer<'_>,
+        clock: &dyn Fn() -> u64,
+    ) -> News {
         let start = clock();
         let models = match answer {
             Answer::Some(200, body) => scrape::read_models(body),
@@ -446,7 +449,7 @@ impl Keeper {
         };
         let now = clock();
         let Some(models) = models else {
-            visit.models.failed(now, MODELS_MS);
+            visit.models.failed(now, interval_of(config));
             return News::default();
         };
         visit
@@ -459,6 +462,11 @@ impl Keeper {
             ..News::default()
         }
     }
+}
+
+fn interval_of(config: &Config) -> u32 {
+    let scrape = config.metrics_scrape.as_ref();
+    scrape.map_or(1000, |scrape| scrape.poll_interval_ms)
 }
 
 /// Clusters, and the header that names a host of them.

@@ -375,7 +375,7 @@ impl Router {
     pub fn seat(&self, env: &Env<'_>, registry: &Registry) {
         let pods = registry.pods(&self.config);
         let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
-        self.give_slots(env, &keys);
+        self.give_slots(env, &keys, true);
         self.look_again();
     }
 
@@ -466,10 +466,14 @@ impl Router {
         });
         let pods = registry.pods(config);
         let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
+        // Before the first answer of discovery nobody has left.
         let complete = config.discovery.is_none() || registry.polled_ms > 0;
-        let slots = match complete && !self.settled.replace(true) {
-            true => self.give_slots(env, &keys),
-            false => self.table.find(env.store, &keys),
+        let slots = match self.settled.get() {
+            true => self.table.find(env.store, &keys),
+            false => {
+                self.settled.set(complete);
+                self.give_slots(env, &keys, complete)
+            }
         };
         let now_ms = (env.clock)();
         let interval = config
@@ -495,12 +499,14 @@ impl Router {
             .collect()
     }
 
-    /// Gives slots to the pods that have none, and takes their credit from those that left.
-    fn give_slots(&self, env: &Env<'_>, keys: &[PodKey]) -> Vec<Option<Slot>> {
+    /// Gives slots to the pods that have none, and where they are all takes the credit from others.
+    fn give_slots(&self, env: &Env<'_>, keys: &[PodKey], all: bool) -> Vec<Option<Slot>> {
         let mut found = self.table.find(env.store, keys);
         // Who joins others is new; who starts with them is not.
         let joins = self.table.has_owners(env.store);
-        self.table.retain(env.store, keys);
+        if all {
+            self.table.retain(env.store, keys);
+        }
         for (slot, key) in found.iter_mut().zip(keys) {
             if slot.is_none() {
                 *slot = self.table.slot(env.store, *key, keys);

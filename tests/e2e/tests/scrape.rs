@@ -31,24 +31,23 @@ async fn gauge(envoy: &Envoy, name: &str, pod: &str) -> Option<f64> {
     envoy.prometheus().await.sum(name, &[("pod", pod)])
 }
 
-/// Every pod was read at least once, and every worker knows.
-async fn scraped(envoy: &Envoy) {
-    // 65,536 blocks of 16 tokens of 4 bytes each, in chunks of 256 bytes, at most 32,768.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+/// Every pod was read, and every worker knows.
+async fn scraped(envoy: &Envoy, pods: &[SimPod; 3]) {
+    let read =
+        |path: &'static str| move |pod: &SimPod| pod.received().iter().any(|r| r.path == path);
     envoy
-        .eventually("Envoy is there", || async {
-            gauge(envoy, "prefix_router_capacity_chunks", PODS[0])
-                .await
-                .is_some()
+        .eventually("every pod is asked", || async {
+            pods.iter().all(read("/metrics")) && pods.iter().all(read("/v1/models"))
         })
         .await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_restarted_at_the_same_address_has_no_credit() {
     let pods = pods(|_, _| {});
     let envoy = envoy(&pods, json!({})).await;
-    scraped(&envoy).await;
+    scraped(&envoy, &pods).await;
     let body = rig::prompt("before the restart", 4000);
     let mut conn = envoy.connect(Version::H1).await;
     let first = conn.post(CHAT, &body).await.decision();
@@ -72,7 +71,7 @@ async fn a_pod_that_restarted_at_the_same_address_has_no_credit() {
 async fn requests_go_to_pods_that_list_their_model() {
     let pods = pods(|i, config| config.models = vec![format!("model-{}", i % 2)]);
     let envoy = envoy(&pods, json!({})).await;
-    scraped(&envoy).await;
+    scraped(&envoy, &pods).await;
     let mut seen = [0; 3];
     for i in 0..30 {
         let mut body = rig::prompt(&format!("modelled {i}"), 1000);
@@ -109,7 +108,7 @@ async fn an_automatic_capacity_is_that_of_the_pods_cache() {
 async fn requests_that_others_sent_count_as_load() {
     let pods = pods(|_, config| config.decode_ms_per_token = 20.0);
     let envoy = envoy(&pods, json!({})).await;
-    scraped(&envoy).await;
+    scraped(&envoy, &pods).await;
     // Past this gateway, 400 tokens of 20 ms each.
     let mut past = vec![];
     for i in 0..20 {
