@@ -344,36 +344,16 @@ impl Bootstrap {
         self
     }
 
-    /// The pool as hosts from a file that Envoy watches, chosen by the header of `override_host`.
+    /// The pool's hosts from a file that Envoy watches, and no active checks of them.
     pub fn with_pool_from(self, file: &Path) -> Self {
-        let api = "type.googleapis.com/envoy.extensions.load_balancing_policies";
-        let policy = |name: &str, config: Value| {
-            let name = format!("envoy.load_balancing_policies.{name}");
-            serde_json::json!({ "policies": [
-                { "typed_extension_config": { "name": name, "typed_config": config } }
-            ] })
-        };
-        let fallback = policy(
-            "least_request",
-            serde_json::json!({ "@type": format!("{api}.least_request.v3.LeastRequest") }),
-        );
-        let chosen = policy(
-            "override_host",
-            serde_json::json!({
-                "@type": format!("{api}.override_host.v3.OverrideHost"),
-                "override_host_sources": [{ "header": "x-gateway-destination-endpoint" }],
-                "fallback_policy": fallback,
-            }),
-        );
         self.with_clusters(
             |name| name == "vllm",
             |cluster| {
                 let keys = cluster.as_object_mut().expect("a cluster");
-                for key in ["load_assignment", "lb_policy", "health_checks"] {
-                    keys.remove(key);
+                for key in ["load_assignment", "health_checks"] {
+                    assert!(keys.remove(key).is_some(), "the pool has no {key}");
                 }
                 cluster["type"] = "EDS".into();
-                cluster["load_balancing_policy"] = chosen.clone();
                 cluster["eds_cluster_config"] = serde_json::json!({ "eds_config": {
                     "resource_api_version": "V3",
                     "path_config_source": {

@@ -1,6 +1,6 @@
 //! Pods that are read from Envoy's admin listener: they come and go, and Envoy may not say.
 
-use e2e::bootstrap::Bootstrap;
+use e2e::bootstrap::{Bootstrap, Shipped};
 use e2e::client::{Reply, Version};
 use e2e::decision::Decision;
 use e2e::envoy::{Envoy, Options};
@@ -50,11 +50,10 @@ async fn with_hosts(hosts: &Hosts, keys: Value, concurrency: u32) -> (Envoy, Boo
         dynamic: true,
         ..Options::new(concurrency)
     };
-    let bootstrap = Bootstrap::shipped()
+    let bootstrap = Bootstrap::of(Shipped::OverrideHost)
         .with_ports(options.listener, options.admin, [9, 9, 9])
         .with_pool_from(&hosts.file())
         .with_discovery(every_100_ms("vllm"))
-        .with_plugin(json!({ "destination": { "mode": "override_host" } }))
         .with_plugin(keys);
     let envoy = Envoy::start(&bootstrap, options).await;
     (envoy, bootstrap)
