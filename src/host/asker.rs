@@ -5,7 +5,7 @@
 
 use super::abi::{self, Buffer, Headers};
 use super::stream::Instance;
-use crate::config::Config;
+use crate::config::{Config, DestinationMode};
 use crate::metrics::{Meter, Metric};
 use crate::pods::keeper::{Answer, Call, Keeper, News, Question};
 use crate::pods::schedule::TIMEOUT_MS;
@@ -31,6 +31,17 @@ impl Asker {
     pub fn new(config: &Config, owner: u64, filter: bool) -> Option<Self> {
         if config.discovery.is_none() && config.metrics_scrape.is_none() {
             return None;
+        }
+        let unknown = config.destination.mode == DestinationMode::OverrideHost
+            && config.discovery.is_none()
+            && config.scope.clusters.is_empty();
+        if unknown
+            && config
+                .metrics_scrape
+                .as_ref()
+                .is_some_and(|s| s.cluster.is_none())
+        {
+            abi::log(3, "metrics_scrape: no pod is read without `cluster`, the one that takes a host's address from the destination header");
         }
         let number = ASKERS.with(|askers| {
             let mut askers = askers.try_borrow_mut().ok()?;

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 /// Longest period of leases and gauges; with something to ask, its interval if that is shorter.
 const TICK_MS: u32 = 1000;
-/// The first time, when there is something to ask.
+/// The first tick comes early when there is something to ask.
 const FIRST_TICK_MS: u32 = 20;
 /// A configuration larger than this is refused unread.
 const MAX_CONFIG_BYTES: usize = 4 << 20;
@@ -35,8 +35,8 @@ thread_local! {
 pub struct Root {
     instance: Option<Rc<Instance>>,
     asker: Option<Asker>,
-    /// The period of ticks, from the first one on.
-    period_ms: u32,
+    /// The period of ticks after the first one.
+    then_ms: u32,
 }
 
 impl Root {
@@ -80,7 +80,7 @@ impl Root {
             config.metrics_scrape.as_ref().map(|s| s.poll_interval_ms),
         ];
         let interval = intervals.into_iter().flatten().min();
-        self.period_ms = interval.map_or(TICK_MS, |interval| interval.min(TICK_MS));
+        self.then_ms = interval.map_or(0, |interval| interval.min(TICK_MS));
         let meter = HostMeter::new(&config);
         let board = board(&config.pool);
         self.asker = Asker::new(&config, board.owner(), minor >= FILTER_MINOR);
@@ -105,8 +105,11 @@ impl Root {
             instance.meter.gauges(&instance.router, &env);
             if let Some(asker) = &self.asker {
                 asker.tick(instance);
-                abi::set_tick_period(self.period_ms);
             }
+        }
+        let then_ms = core::mem::take(&mut self.then_ms);
+        if then_ms > 0 {
+            abi::set_tick_period(then_ms);
         }
     }
 

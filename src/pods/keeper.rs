@@ -484,8 +484,9 @@ fn reach(config: &Config, pod: &Known) -> Option<Reach> {
         (Some(cluster), DestinationMode::OverrideHost) => named(cluster, &destination.header),
         (Some(cluster), _) => named(cluster, ENDPOINT_HEADER),
         (None, DestinationMode::OverrideHost) => {
-            let discovery = config.discovery.as_ref()?;
-            named(&discovery.cluster, &destination.header)
+            let discovered = config.discovery.as_ref().map(|found| &found.cluster);
+            let cluster = discovered.or(config.scope.clusters.first())?;
+            named(cluster, &destination.header)
         }
         // An aggregate cluster answers for another pod when its own is away.
         (None, DestinationMode::ClusterHeader) if !pod.name.ends_with(ONLY) => {

@@ -24,6 +24,71 @@ fn env(store: &MemoryStore) -> Env<'_> {
     }
 }
 
+fn registry(names: &[&str]) -> Registry {
+    let known = |name: &&str| Known {
+        name: (*name).to_owned(),
+        discovered: true,
+        ..Known::default()
+    };
+    Registry {
+        polled_ms: 1,
+        pods: names.iter().map(known).collect(),
+        ..Registry::default()
+    }
+}
+
+fn publish(router: &Router, env: &Env<'_>, names: &[&str]) {
+    let registry = registry(names);
+    router.seat(env, &registry);
+    registry.save(env.store, &Registry::key("default"));
+}
+
+#[test]
+fn discovered_pods_have_a_place_until_they_leave() {
+    let (store, board) = (MemoryStore::default(), board());
+    let env = env(&store);
+    let text = r#"{"discovery": {"cluster": "v-*"}}"#;
+    let new = || Router::new(Config::parse(text.as_bytes()).unwrap(), board.clone(), true);
+    let (holder, other) = (new(), new());
+    assert!(other.members(&env).is_empty());
+    publish(&holder, &env, &["v-0", "v-1"]);
+    // Without a tick, for there was none before.
+    assert_eq!(other.members(&env).len(), 2);
+    let prompts = one("on v-0", 256);
+    let _ = credited(&other, &env, &prompts);
+    let matched = |router: &Router| chosen(router, &env, &prompts).matched;
+    assert!(matched(&holder)[0] > 0);
+    publish(&holder, &env, &["v-1", "v-2"]);
+    other.tick(&env);
+    assert_eq!(matched(&other), [0, 0]);
+    assert!(other
+        .members(&env)
+        .iter()
+        .all(|member| member.slot.is_some()));
+    publish(&holder, &env, &["v-0"]);
+    other.tick(&env);
+    assert_eq!(matched(&other), [0], "it was away");
+    let _ = credited(&other, &env, &prompts);
+    assert!(matched(&other)[0] > 0);
+    holder.restarted(&env, &registry(&["v-0"]).pods[0]);
+    assert_eq!(matched(&other), [0], "another process");
+}
+
+#[test]
+fn a_first_list_to_come_takes_no_credit_away() {
+    let (store, board) = (MemoryStore::default(), board());
+    let env = env(&store);
+    let before = router(&["v-0"], "", &board);
+    let prompts = one("known", 256);
+    let _ = credited(&before, &env, &prompts);
+    let text = r#"{"discovery": {"cluster": "v-*"}, "pods": [{"name": "other"}]}"#;
+    let after = Router::new(Config::parse(text.as_bytes()).unwrap(), board, true);
+    assert!(after.members(&env)[0].slot.is_some());
+    publish(&after, &env, &["v-0"]);
+    let matched = chosen(&after, &env, &prompts).matched;
+    assert!(matched[0] == 0 && matched[1] > 0, "{matched:?}");
+}
+
 #[test]
 fn only_the_first_look_ups_of_many_prompts_are_kept() {
     let (store, board) = (MemoryStore::default(), board());

@@ -324,6 +324,13 @@ fn a_single_pod_is_reached_by_its_address_or_not_at_all() {
         ))
     );
     assert_eq!(reach_of(ONE, None), None);
+    let fixed = r#""pods": [{"name": "p", "address": "1.2.3.4:5"}], "destination": {"mode": "override_host"}"#;
+    assert_eq!(reach_of(fixed, at), None);
+    let in_one = format!(r#"{fixed}, "match": {{"clusters": ["side"]}}"#);
+    assert_eq!(
+        reach_of(&in_one, at).map(|reach| reach.0),
+        Some("side".into())
+    );
     assert_eq!(
         reach_of(MANY, None),
         Some(("p/only".into(), Some("p".into()), None))
