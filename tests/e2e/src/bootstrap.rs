@@ -3,11 +3,14 @@
 //! Invariant: what is tested is what is shipped. Only ports, the module's path and what a test is
 //! about are replaced, and a replacement that finds nothing to replace is an error.
 
+use crate::envoy::Options;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Ports that the shipped file names, and how often each stands in Envoy's own configuration.
 pub const LISTENER: u16 = 8080;
+/// Port of the API's listener in the shipped file.
+pub const API: u16 = 8090;
 /// Port of the admin listener in the shipped file.
 pub const ADMIN: u16 = 9901;
 /// Ports of the pods in the shipped file.
@@ -34,19 +37,25 @@ impl Bootstrap {
         let path = root().join("envoy/envoy.yaml");
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
         let mut this = Self(serde_yaml_ng::from_str(&text).expect("envoy.yaml is YAML"));
-        let name = this.at("/vm_config/code/local/filename", Part::Plugin);
-        let shipped = name.as_str().expect("path of the module").to_string();
-        assert!(
-            module().ends_with(&shipped),
-            "`make build` does not build {shipped}"
-        );
-        *name = module().to_str().expect("UTF-8 path").into();
+        for part in [Part::Plugin, Part::Api] {
+            let name = this.at("/vm_config/code/local/filename", part);
+            let shipped = name.as_str().expect("path of the module").to_string();
+            assert!(
+                module().ends_with(&shipped),
+                "`make build` does not build {shipped}"
+            );
+            *name = module().to_str().expect("UTF-8 path").into();
+        }
         this
     }
 
-    /// Replaces every port of the shipped file: listener, admin, and the three pods.
-    pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
-        let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 1)];
+    /// Replaces every port of the shipped file: listener, API, admin, and the three pods.
+    pub fn with_ports(mut self, options: &Options, pods: [u16; 3]) -> Self {
+        let mut map = vec![
+            (LISTENER, options.listener, 1),
+            (API, options.api, 1),
+            (ADMIN, options.admin, 1),
+        ];
         // In the pool and in the pod's own cluster.
         map.extend(PODS.into_iter().zip(pods).map(|(from, to)| (from, to, 2)));
         let mut seen = vec![0; map.len()];
@@ -124,6 +133,17 @@ impl Bootstrap {
         self
     }
 
+    /// Sets keys of both instances' configurations: what a pool has to agree on.
+    pub fn with_pool(mut self, keys: Value) -> Self {
+        let text = self.at("/configuration/value", Part::Api);
+        let mut api: Value =
+            serde_json::from_str(text.as_str().expect("a StringValue")).expect("JSON");
+        let api_keys = api.as_object_mut().expect("an object");
+        api_keys.extend(keys.as_object().expect("an object").clone());
+        *self.at("/configuration/value", Part::Api) = api.to_string().into();
+        self.with_plugin(keys)
+    }
+
     /// The same configuration as a protobuf Struct, as Kubernetes manifests give it.
     pub fn with_plugin_as_struct(mut self) -> Self {
         let plugin = self.plugin();
@@ -137,8 +157,10 @@ impl Bootstrap {
     /// What an environment variable of the VM does not change, except the VM itself: with
     /// another value Envoy starts another VM under the same `vm_id`.
     pub fn with_new_vm(mut self, mark: &str) -> Self {
-        let vm = self.at("/vm_config", Part::Plugin);
-        vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
+        for part in [Part::Plugin, Part::Api] {
+            let vm = self.at("/vm_config", part);
+            vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
+        }
         self
     }
 
@@ -225,11 +247,14 @@ impl Bootstrap {
     }
 
     fn at(&mut self, pointer: &str, part: Part) -> &mut Value {
-        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
-        let base = self.0.pointer_mut(manager).expect("connection manager");
+        let listener = if part == Part::Api { 1 } else { 0 };
+        let manager = format!(
+            "/static_resources/listeners/{listener}/filter_chains/0/filters/0/typed_config"
+        );
+        let base = self.0.pointer_mut(&manager).expect("connection manager");
         let base = match part {
             Part::Manager => base,
-            Part::Plugin => {
+            Part::Plugin | Part::Api => {
                 let filters = base["http_filters"].as_array_mut().expect("http_filters");
                 let wasm = filters.iter_mut().find(|f| f["name"] == "prefix_router");
                 let wasm = wasm.expect("the filter is in the chain");
@@ -241,10 +266,14 @@ impl Bootstrap {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Part {
+    /// The connection manager of the traffic's listener.
     Manager,
+    /// The plugin there.
     Plugin,
+    /// The plugin of the API's listener.
+    Api,
 }
 
 fn replace_ports(value: &mut Value, map: &[(u16, u16, usize)], seen: &mut [usize]) {
