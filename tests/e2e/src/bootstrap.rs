@@ -16,6 +16,18 @@ pub const ADMIN: u16 = 9901;
 /// Ports of the pods in the shipped file.
 pub const PODS: [u16; 3] = [8001, 8002, 8003];
 
+/// What two instances of one pool have to agree on.
+const AGREED: [&str; 8] = [
+    "pool",
+    "pods",
+    "discovery",
+    "destination",
+    "chunk_bytes",
+    "capacity_chunks",
+    "max_pods",
+    "max_capacity_chunks",
+];
+
 /// An Envoy bootstrap as JSON (YAML aliases resolved).
 #[derive(Debug, Clone)]
 pub struct Bootstrap(Value);
@@ -112,9 +124,18 @@ impl Bootstrap {
         serde_json::from_str(text.as_str().expect("a StringValue")).expect("JSON")
     }
 
-    /// Replaces the plugin's configuration.
+    /// Replaces the plugin's configuration, and in the API's instance what a pool agrees on.
     pub fn set_plugin(&mut self, plugin: &Value) {
         self.set_plugin_text(&plugin.to_string());
+        let text = self.at("/configuration/value", Part::Api);
+        let mut api: Value = serde_json::from_str(text.as_str().expect("text")).expect("JSON");
+        for key in AGREED {
+            match plugin.get(key) {
+                Some(value) => api[key] = value.clone(),
+                None => drop(api.as_object_mut().expect("an object").remove(key)),
+            }
+        }
+        *text = api.to_string().into();
     }
 
     /// Replaces the plugin's configuration by a text that may be wrong.
@@ -131,17 +152,6 @@ impl Bootstrap {
         }
         self.set_plugin(&plugin);
         self
-    }
-
-    /// Sets keys of both instances' configurations: what a pool has to agree on.
-    pub fn with_pool(mut self, keys: Value) -> Self {
-        let text = self.at("/configuration/value", Part::Api);
-        let mut api: Value =
-            serde_json::from_str(text.as_str().expect("a StringValue")).expect("JSON");
-        let api_keys = api.as_object_mut().expect("an object");
-        api_keys.extend(keys.as_object().expect("an object").clone());
-        *self.at("/configuration/value", Part::Api) = api.to_string().into();
-        self.with_plugin(keys)
     }
 
     /// The same configuration as a protobuf Struct, as Kubernetes manifests give it.
@@ -223,11 +233,18 @@ impl Bootstrap {
         self
     }
 
-    /// The listener, as a resource of a file that Envoy watches.
-    pub fn listener_resource(&self) -> Value {
-        let mut listener = self.0["static_resources"]["listeners"][0].clone();
-        listener["@type"] = "type.googleapis.com/envoy.config.listener.v3.Listener".into();
-        listener
+    /// The listeners, as resources of a file that Envoy watches.
+    pub fn listener_resources(&self) -> Vec<Value> {
+        let listeners = self.0["static_resources"]["listeners"].as_array();
+        let typed = listeners
+            .expect("listeners")
+            .iter()
+            .cloned()
+            .map(|mut listener| {
+                listener["@type"] = "type.googleapis.com/envoy.config.listener.v3.Listener".into();
+                listener
+            });
+        typed.collect()
     }
 
     /// The bootstrap that reads its listeners from `file`.

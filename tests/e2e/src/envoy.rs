@@ -336,7 +336,7 @@ impl Drop for Envoy {
 fn write_listener(file: &Path, bootstrap: &Bootstrap, version: u32) {
     let response = serde_json::json!({
         "version_info": version.to_string(),
-        "resources": [bootstrap.listener_resource()],
+        "resources": bootstrap.listener_resources(),
     });
     let next = file.with_extension("next");
     let mut out = File::create(&next).expect("a file");

@@ -22,7 +22,7 @@ pub async fn envoy_with(
     change: impl FnOnce(Bootstrap) -> Bootstrap,
 ) -> Envoy {
     let options = Options::new(concurrency);
-    let shipped = Bootstrap::shipped().with_ports(options.listener, options.admin, pods);
+    let shipped = Bootstrap::shipped().with_ports(&options, pods);
     Envoy::start(&change(shipped), options).await
 }
 

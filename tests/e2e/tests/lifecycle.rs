@@ -17,7 +17,7 @@ async fn start(concurrency: u32) -> ([Stub; 3], Envoy, Bootstrap) {
         ..Options::new(concurrency)
     };
     let ports = pods.each_ref().map(Stub::port);
-    let bootstrap = Bootstrap::shipped().with_ports(options.listener, options.admin, ports);
+    let bootstrap = Bootstrap::shipped().with_ports(&options, ports);
     let envoy = Envoy::start(&bootstrap, options).await;
     (pods, envoy, bootstrap)
 }
