@@ -11,7 +11,7 @@ use crate::prompt::json::{spelled, Kind, Tape};
 use crate::prompt::{self, Api, Extent, Prompts, Unreadable};
 
 /// Most ids in one query.
-const MAX_IDS: usize = 4096;
+const MAX_IDS: usize = 1024;
 /// A `t` may be ahead of the clock by this many seconds.
 const MAX_AHEAD: f64 = 86_400.0;
 
@@ -129,7 +129,7 @@ impl<'b> Call<'b> {
         let ids = ids.ok_or(refused("has an id that is neither a string nor an integer"))?;
         match ids.len() {
             0 => Err(refused("is empty")),
-            n if n > MAX_IDS => Err(refused("has more than 4096 ids")),
+            n if n > MAX_IDS => Err(refused("has more than 1024 ids")),
             _ => Ok(ids),
         }
     }

@@ -10,7 +10,6 @@ use crate::chunk::ChunkHash;
 use crate::prompt::Prompts;
 use crate::router::{Env, Router};
 use core::fmt::Write as _;
-use hashbrown::HashSet;
 
 /// `POST <prefix>/query`.
 pub fn query(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<String, Refusal> {
@@ -37,13 +36,12 @@ pub fn query(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<St
         ",\"matched_chunks\":{most},\"chunks\":{},\"scores\":{{",
         chunks(&prompts)
     );
-    let mut named = HashSet::new();
-    for (id, score) in ids.iter().zip(&scores) {
+    let mut comma = "";
+    for (at, (id, score)) in ids.iter().zip(&scores).enumerate() {
         // `1` and `"1"` are one pod, and one key.
-        if !named.insert(id.name.as_slice()) {
+        if ids.iter().take(at).any(|earlier| earlier.name == id.name) {
             continue;
         }
-        let comma = if named.len() > 1 { "," } else { "" };
         let quote = if id.spelled.starts_with(b"\"") {
             ""
         } else {
@@ -51,6 +49,7 @@ pub fn query(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<St
         };
         let key = String::from_utf8_lossy(id.spelled);
         let _ = write!(out, "{comma}{quote}{key}{quote}:{score}");
+        comma = ",";
     }
     out.push_str("}}");
     Ok(out)

@@ -1,0 +1,11 @@
+-- One row for each chunk that a server is thought to hold. A chunk's hash is that of all chunks
+-- up to it, so its depth in a prompt follows from its hash.
+CREATE TABLE held (
+    server    TEXT NOT NULL,
+    hash      INTEGER NOT NULL,
+    depth     INTEGER NOT NULL,
+    last_used REAL NOT NULL,
+    PRIMARY KEY (server, hash)
+) WITHOUT ROWID;
+
+CREATE INDEX oldest ON held (server, last_used, depth);
