@@ -69,7 +69,7 @@ lint: wasm-target ## Clippy for the host and for the module, warnings denied
 
 unit: ## Unit and property tests: no Envoy, no network
 	$(call say,unit tests)
-	cargo test -p prefix-router -p sim-vllm
+	cargo test -p prefix-router -p sim-vllm -p sql-reference
 	cargo test -p e2e --lib
 
 check-module: build ## The module's imports, exports and size

@@ -1,7 +1,7 @@
 //! The three statements of the string server.
 //!
 //! Invariant: `query` changes nothing; after `notify` a server has at most `capacity` rows, the
-//! most recently used ones, and of equally old ones the heads of prompts.
+//! most recently used ones, and of one prompt its head.
 //! Cost: each is linear in the chunks of the prompt, times a look-up in a B-tree.
 
 use prefix_router::chunk::ChunkHash;
@@ -15,21 +15,22 @@ WHERE NOT EXISTS (SELECT 1 FROM held WHERE server = :server AND hash = asked.val
 
 /// Time never goes backwards within a server.
 const TIME: &str = "
-SELECT MAX(:t, COALESCE(MAX(last_used), :t)) FROM held WHERE server = :server";
+SELECT MAX(:t, COALESCE(MAX(last_used), :t)), COALESCE(MAX(call), 0) + 1
+FROM held WHERE server = :server";
 
 const NOTIFY: &str = "
-INSERT INTO held (server, hash, depth, last_used)
-SELECT :server, asked.value, asked.key, :t
+INSERT INTO held (server, hash, depth, last_used, call)
+SELECT :server, asked.value, asked.key, :t, :call
 FROM json_each(:hashes) AS asked
 WHERE asked.key < :capacity
-ON CONFLICT (server, hash) DO UPDATE SET last_used = excluded.last_used";
+ON CONFLICT (server, hash) DO UPDATE SET last_used = excluded.last_used, call = excluded.call";
 
 const EVICT: &str = "
 DELETE FROM held
 WHERE server = :server AND hash IN (
     SELECT hash FROM held
     WHERE server = :server
-    ORDER BY last_used DESC, depth ASC
+    ORDER BY last_used DESC, call DESC, depth ASC
     LIMIT -1 OFFSET :capacity)";
 
 /// What each server holds.
@@ -53,11 +54,12 @@ impl Database {
     /// `server` used the chunks at `t`; returns how many others it lost for them.
     pub fn notify(&self, server: &str, chunks: &[ChunkHash], t: f64, capacity: u32) -> Result<u64> {
         let whole = self.0.unchecked_transaction()?;
-        let t: f64 = whole
-            .prepare_cached(TIME)?
-            .query_row(named_params! {":server": server, ":t": t}, |row| row.get(0))?;
+        let now = named_params! {":server": server, ":t": t};
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let (t, call): (f64, i64) = whole.prepare_cached(TIME)?.query_row(now, row)?;
         whole.prepare_cached(NOTIFY)?.execute(named_params! {
-            ":server": server, ":hashes": hashes(chunks), ":t": t, ":capacity": capacity,
+            ":server": server, ":hashes": hashes(chunks), ":t": t, ":call": call,
+            ":capacity": capacity,
         })?;
         let evict = named_params! {":server": server, ":capacity": capacity};
         let evicted = whole.prepare_cached(EVICT)?.execute(evict)?;
@@ -112,6 +114,6 @@ mod tests {
         database.notify("s", &chain(2, 3), 1.0, 6).unwrap();
         database.notify("s", &chain(3, 2), 9.5, 6).unwrap();
         let kept = [1, 2, 3].map(|seed| database.query("s", &chain(seed, 3)).unwrap());
-        assert_eq!(kept, [2, 2, 2], "as if both had been at 9.0");
+        assert_eq!(kept, [1, 3, 2], "the second is no older than the first");
     }
 }
