@@ -75,18 +75,15 @@ impl<'b> Call<'b> {
 
     /// What shall be looked up.
     pub fn asked(&self, chunk_bytes: usize) -> Result<Asked<'b>, Refusal> {
+        let model = self.model.map(|model| {
+            let model = string(model).map(String::from_utf8);
+            let refusal = Refusal::of("model", "is not a string");
+            model.and_then(Result::ok).ok_or(refusal)
+        });
+        let model = model.transpose()?;
         if let Some(text) = string(self.request) {
-            let model = self.model.map(|model| {
-                let model = string(model).map(String::from_utf8);
-                let refusal = Refusal::of("model", "is not a string");
-                model.and_then(Result::ok).ok_or(refusal)
-            });
-            let model = model.transpose()?;
-            return Ok(Asked::Text(prompt::raw(
-                &text,
-                model.as_deref(),
-                chunk_bytes,
-            )));
+            let prompts = prompt::raw(&text, model.as_deref(), chunk_bytes);
+            return Ok(Asked::Text(prompts));
         }
         let neither = Refusal::of("request", "is neither a string nor an object");
         let fields = spelled(self.request, ["path", "body"]).map_err(|_| neither)?;
