@@ -283,8 +283,7 @@ impl Router {
                 let query = queries
                     .next()
                     .unwrap_or_else(|| self.table.query(env.store, chain, &[slot]));
-                self.table
-                    .notify(env.store, chain, slot, capacity, query)
+                self.table.notify(env.store, chain, slot, capacity, query)
             })
             .collect();
         Some(notified)

@@ -8,9 +8,11 @@ use super::call::{Asked, Call};
 use super::string_server::chunks;
 use super::Refusal;
 use crate::config::Config;
+use crate::pods::Member;
+use crate::policy::Reason;
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::request::following_look;
-use crate::router::{Env, Router};
+use crate::router::{Env, Question, Router};
 use core::fmt::Write as _;
 
 /// A body as the filter sees it: its prompts, if it has any, and the decision's detail.
@@ -23,36 +25,46 @@ pub fn explain(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<
         Asked::Text(prompts) => (Some(prompts), None),
         Asked::Request { path, body } => see(config, &path, body),
     };
-    let (ranking, matched) = router.unturned(|router| match &seen {
-        Some(seen) => router
-            .choose(env, seen.model.as_deref(), &seen.prompts)
-            .map_or((None, Vec::new()), |choice| {
-                (Some(choice.ranking), choice.matched)
-            }),
-        None => (router.choose_by_load(env), Vec::new()),
-    });
-    let running = router.running(env);
+    let members = router.members(env);
+    let question = Question {
+        model: seen.as_ref().and_then(|seen| seen.model.as_deref()),
+        prompts: seen.as_ref().map_or(&[], |seen| &seen.prompts),
+    };
+    let choice = router.foresee(env, &members, question);
+    let (loads, _) = router.loads(env, &members);
     let prompts = seen.as_ref().map_or(&[][..], |seen| &seen.prompts);
     let identity = prompts.first().map(|prompt| prompt.identity);
     let identity = identity.map_or("null".into(), |hash| format!("\"{hash:016x}\""));
-    let pods = ranking.as_ref().map_or(&[][..], |ranking| &ranking.pods);
-    let reason = match &ranking {
-        Some(ranking) => ranking.reason,
-        None => crate::policy::Reason::NoPods,
+    let pods = choice.as_ref().map_or(&[][..], |c| &c.ranking.pods);
+    let reason = choice.as_ref().map_or(Reason::NoPods, |c| c.ranking.reason);
+    let bytes = choice.as_ref().map_or(0, |choice| choice.bytes);
+    let held = |pod: usize| {
+        let matched = choice.as_ref().and_then(|choice| choice.matched.get(pod));
+        matched.copied().unwrap_or(0)
     };
-    let of = |numbers: &[u32], pod: usize| numbers.get(pod).copied().unwrap_or(0);
-    let matched_text = keyed(config, pods, |pod| of(&matched, pod).to_string());
-    let costs = keyed(config, pods, |pod| {
-        ["{\"in_flight\":", &of(&running, pod).to_string(), "}"].concat()
+    let matched = keyed(&members, pods, |pod, out| {
+        let _ = write!(out, "{}", held(pod));
     });
-    let names = pods.iter().map(|pod| quoted(config, *pod));
+    let costs = keyed(&members, pods, |pod, out| {
+        let load = loads.get(pod);
+        let _ = write!(
+            out,
+            "{{\"in_flight\":{},\"backlog_tokens\":{},\"uncached_tokens\":{}}}",
+            load.map_or(0, |load| load.running),
+            load.map_or(0, |load| load.backlog as u64),
+            router.uncached(bytes, held(pod)) as u64,
+        );
+    });
+    let names = pods.iter().map(|pod| quoted(&members, *pod));
     let names: Vec<String> = names.collect();
+    let panic = choice.as_ref().is_some_and(|choice| choice.ranking.panic);
+    let detail = detail.or(panic.then_some("panic"));
     let detail = detail.map_or("null".into(), |detail| ["\"", detail, "\""].concat());
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = write!(
         out,
-        "{{\"identity\":{identity},\"prompts\":{},\"chunks\":{},\"matched\":{matched_text},\
+        "{{\"identity\":{identity},\"prompts\":{},\"chunks\":{},\"matched\":{matched},\
          \"costs\":{costs},\"ranking\":[{}],\"reason\":\"{}\",\"detail\":{detail}}}",
         prompts.len(),
         seen.as_ref().map_or(0, chunks),
@@ -90,14 +102,20 @@ fn see(config: &Config, path: &[u8], body: Option<&[u8]>) -> Seen {
 }
 
 /// An object with a value for each pod.
-fn keyed(config: &Config, pods: &[usize], value: impl Fn(usize) -> String) -> String {
-    let field = |pod: &usize| [&quoted(config, *pod), ":", &value(*pod)].concat();
-    let fields: Vec<String> = pods.iter().map(field).collect();
-    ["{", &fields.join(","), "}"].concat()
+fn keyed(members: &[Member], pods: &[usize], value: impl Fn(usize, &mut String)) -> String {
+    let mut out = String::from("{");
+    for (at, pod) in pods.iter().enumerate() {
+        out.push_str(if at > 0 { "," } else { "" });
+        out.push_str(&quoted(members, *pod));
+        out.push(':');
+        value(*pod, &mut out);
+    }
+    out.push('}');
+    out
 }
 
 /// The name of a pod as JSON.
-fn quoted(config: &Config, pod: usize) -> String {
-    let name = config.pods.get(pod).map_or("", |pod| &pod.name);
+fn quoted(members: &[Member], pod: usize) -> String {
+    let name = members.get(pod).map_or("", |member| &member.pod.name);
     serde_json::to_string(name).unwrap_or_default()
 }

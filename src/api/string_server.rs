@@ -7,6 +7,7 @@
 use super::call::{Call, Id};
 use super::Refusal;
 use crate::chunk::ChunkHash;
+use crate::pods::Member;
 use crate::prompt::Prompts;
 use crate::router::{Env, Router};
 use core::fmt::Write as _;
@@ -16,9 +17,10 @@ pub fn query(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<St
     let call = Call::read(body, now)?;
     let ids = call.server_ids()?;
     let (prompts, _) = call.prompts(router.config().chunk_bytes)?;
-    let (matched, _) = router.matched(env, &prompts.prompts);
+    let members = router.members(env);
+    let (matched, _) = router.matched(env, &members, &prompts.prompts);
     let held = |id: &Id<'_>| {
-        let pod = router.pod_named(&id.name);
+        let pod = named(&members, id);
         pod.and_then(|pod| matched.get(pod)).copied().unwrap_or(0)
     };
     let scores: Vec<u32> = ids.iter().map(held).collect();
@@ -61,19 +63,20 @@ pub fn notify(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<S
     let id = call.server_id()?;
     let (prompts, fills_cache) = call.prompts(router.config().chunk_bytes)?;
     let no_pod = Refusal::of("server_id", "is no pod");
-    let pod = router.pod_named(&id.name).ok_or(no_pod)?;
+    let members = router.members(env);
+    let pod = named(&members, &id).ok_or(no_pod)?;
     let mut evicted = 0u32;
     if fills_cache {
         let chains = prompts.prompts.iter().map(|prompt| &prompt.chunks);
         let chains: Vec<Vec<ChunkHash>> =
             chains.filter(|chain| !chain.is_empty()).cloned().collect();
-        let notified = router.notify(env, pod, &chains, Vec::new());
+        let notified = router.notify(env, &members, pod, &chains, Vec::new());
         for done in notified.unwrap_or_default() {
             evicted = evicted.saturating_add(done.evicted);
         }
     }
     // A prompt may have cost another of the same call its place: what counts is what is there.
-    let (matched, _) = router.matched(env, &prompts.prompts);
+    let (matched, _) = router.matched(env, &members, &prompts.prompts);
     let stored = matched.get(pod).copied().unwrap_or(0);
     let mut out = String::new();
     let _ = write!(
@@ -81,6 +84,12 @@ pub fn notify(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<S
         "{{\"stored_chunks\":{stored},\"evicted_chunks\":{evicted}}}"
     );
     Ok(out)
+}
+
+/// The pod that an id names.
+fn named(members: &[Member], id: &Id<'_>) -> Option<usize> {
+    let mut names = members.iter().map(|member| member.pod.name.as_bytes());
+    names.position(|name| name == id.name)
 }
 
 /// Whole chunks of all prompts.

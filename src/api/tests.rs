@@ -3,8 +3,8 @@
 use super::exchange::{Exchange, Held};
 use super::{Response, MAX_BODY_BYTES};
 use crate::config::Config;
-use crate::load::LoadBoard;
 use crate::metrics::Silent;
+use crate::pods::load::LoadBoard;
 use crate::router::{Env, Router};
 use crate::store::MemoryStore;
 use serde_json::{json, Value};
@@ -142,7 +142,7 @@ fn what_a_notify_pushes_out_is_counted() {
 #[test]
 fn bad_calls_are_refused_by_name_and_change_nothing() {
     let server = Server::new(json!({}));
-    server.router.running(&server.env());
+    server.router.members(&server.env());
     let before = server.written();
     let text = "x".repeat(64);
     let ids = json!(["a"]);
@@ -341,7 +341,10 @@ fn explain_says_what_would_happen_and_changes_nothing() {
     );
     assert_eq!(answer["matched"], json!({"a": 0, "b": 10, "1": 0}));
     assert_eq!(answer["ranking"][0], "b");
-    assert_eq!(answer["costs"]["a"], json!({"in_flight": 0}));
+    assert_eq!(
+        answer["costs"]["a"],
+        json!({"in_flight": 0, "backlog_tokens": 0, "uncached_tokens": 40})
+    );
     assert_eq!(
         (&answer["reason"], &answer["detail"]),
         (&json!("prefix"), &Value::Null)

@@ -54,7 +54,7 @@ async fn the_api_and_the_filter_share_one_table() {
         assert_eq!(explained["reason"], "prefix");
         assert_eq!(explained["ranking"][0], "vllm-2");
         let decision = rig::ask(&envoy, &pods, Version::H1, CHAT, &body).await;
-        assert_eq!(decision.pod, "vllm-2");
+        assert_eq!(decision.pod, "vllm-2", "{decision:?}");
         assert_eq!(json!(decision.matched), chunks);
         assert_eq!(explained["matched"]["vllm-2"], chunks);
 
