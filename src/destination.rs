@@ -4,8 +4,9 @@
 
 use crate::config::{DestinationMode, Pod};
 
-/// Most pods in an `override_host` list: Envoy takes one per attempt.
-const MAX_LISTED: usize = 4;
+/// Most pods in an `override_host` list: Envoy takes one per attempt, skips those that are no host
+/// of the cluster that it picked, and knows nothing of our order beyond.
+const MAX_LISTED: usize = 32;
 
 /// The header's value for pods ranked best first; `None` when the best one cannot be named.
 pub fn value(mode: DestinationMode, ranked: &[&Pod]) -> Option<Vec<u8>> {
@@ -69,8 +70,8 @@ mod tests {
         );
         assert_eq!(value(OverrideHost, &[&c, &a]), None);
         assert_eq!(
-            value(OverrideHost, &[&a; 9]).unwrap().matches(',').count(),
-            3
+            value(OverrideHost, &[&a; 99]).unwrap().matches(',').count(),
+            31
         );
         assert_eq!(
             value(StatefulSession, &[&a]).as_deref(),

@@ -11,6 +11,7 @@
 //! | [`store`] | | the one interface to shared data |
 //! | [`table`] | chunk hashes | matched chunks per pod |
 //! | [`pods`] | | who they are, how busy, how well |
+//! | [`sticky`] | id of a response | the pod that made it |
 //! | [`policy`] | candidates | a decision |
 //! | [`destination`] | a decision | the header that Envoy routes by |
 //! | [`request`] | events of one request | effects, as a state machine |
@@ -51,5 +52,6 @@ pub mod prompt;
 pub mod report;
 pub mod request;
 pub mod router;
+pub mod sticky;
 pub mod store;
 pub mod table;

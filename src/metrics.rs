@@ -46,6 +46,9 @@ pub enum Metric {
     MovedCredits,
     /// In observe mode: whether the decision named who served, by outcome.
     Observed,
+    /// Leading chunks that the pod that served held, of the same prompts: beside `MatchedChunks`,
+    /// what steering would have saved.
+    ObservedMatchedChunks,
     /// Writes of shared data repeated because another worker was first.
     CasRetries,
     /// Notifies given up after that happened too often.
@@ -83,6 +86,7 @@ impl Metric {
             Self::UndoneNotifies => "prefix_router_undone_notifies_total",
             Self::MovedCredits => "prefix_router_moved_credits_total",
             Self::Observed => "prefix_router_observed_total",
+            Self::ObservedMatchedChunks => "prefix_router_observed_matched_chunks_total",
             Self::CasRetries => "prefix_router_cas_retries_total",
             Self::DroppedNotifies => "prefix_router_dropped_notifies_total",
             Self::DroppedChunks => "prefix_router_dropped_chunks_total",

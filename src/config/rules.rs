@@ -203,7 +203,7 @@ fn pods(node: &Node<'_>) -> Result<Vec<Pod>, ConfigError> {
 
 #[cold]
 fn scope(node: &Node<'_>) -> Result<Scope, ConfigError> {
-    let keys = node.object(&["hosts", "path_prefixes"])?;
+    let keys = node.object(&["hosts", "path_prefixes", "clusters"])?;
     let hosts = keys.or("hosts", Vec::new(), |n| {
         texts(&n, "a host name, *.domain or host:port", |t| {
             is_visible(t, 256) && !t.contains('/')
@@ -213,6 +213,9 @@ fn scope(node: &Node<'_>) -> Result<Scope, ConfigError> {
         hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
         path_prefixes: keys.or("path_prefixes", Vec::new(), |n| {
             texts(&n, "a path that starts with /", is_path)
+        })?,
+        clusters: keys.or("clusters", Vec::new(), |n| {
+            texts(&n, "the name of a cluster", |t| is_visible(t, 256))
         })?,
     })
 }

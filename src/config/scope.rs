@@ -1,6 +1,6 @@
 //! Which requests an instance is for: `match` of the configuration.
 
-/// Hosts and path prefixes; an empty list is no condition.
+/// Hosts, path prefixes and clusters; an empty list is no condition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Lower-case host names, with a port only where the port matters; `*.example.com` covers
@@ -8,12 +8,21 @@ pub struct Scope {
     pub hosts: Vec<String>,
     /// Path prefixes that end at a segment.
     pub path_prefixes: Vec<String>,
+    /// Names of clusters: the one that Envoy's route has picked, before the filter says anything.
+    /// So each side of a route that is split by weight is a pool of its own.
+    pub clusters: Vec<String>,
 }
 
 impl Scope {
-    /// Whether everything is covered, so that the host need not be read.
+    /// Whether every host and path is covered, so that the host need not be read.
     pub fn is_everything(&self) -> bool {
         self.hosts.is_empty() && self.path_prefixes.is_empty()
+    }
+
+    /// Whether a request is covered for which Envoy has `picked` this cluster.
+    pub fn covers_cluster(&self, picked: &dyn Fn() -> Option<Vec<u8>>) -> bool {
+        let is = |picked: Vec<u8>| self.clusters.iter().any(|name| name.as_bytes() == picked);
+        self.clusters.is_empty() || picked().is_some_and(is)
     }
 
     /// Whether a request to this authority and path is covered.
@@ -74,6 +83,7 @@ mod tests {
         Scope {
             hosts: owned(hosts),
             path_prefixes: owned(prefixes),
+            clusters: Vec::new(),
         }
     }
 
@@ -99,6 +109,19 @@ mod tests {
         assert!(!below.covers(b"example.com", b"/") && !below.covers(b".example.com", b"/"));
         let v6 = scope(&["[::1]"], &[]);
         assert!(v6.covers(b"[::1]:8080", b"/") && v6.covers(b"[::1]", b"/"));
+    }
+
+    #[test]
+    fn a_cluster_is_asked_for_only_where_one_is_named() {
+        assert!(scope(&["a"], &[]).covers_cluster(&|| panic!("asked")));
+        let canary = Scope {
+            clusters: vec!["canary".into(), "other".into()],
+            ..Scope::default()
+        };
+        let covers = |name: &str| canary.covers_cluster(&|| Some(name.into()));
+        assert!(covers("canary") && covers("other"));
+        assert!(!covers("vllm") && !covers("canary2") && !covers(""));
+        assert!(!canary.covers_cluster(&|| None), "no route");
     }
 
     #[test]

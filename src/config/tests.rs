@@ -39,6 +39,7 @@ fn good_values() {
     for good in [
         r#""pool": "team-a.x_1""#,
         r#""match": {"hosts": ["LLM.example.com", "*.b", "[::1]:8080"], "path_prefixes": ["/a"]}"#,
+        r#""match": {"clusters": ["vllm", "outbound|8000||vllm.svc"]}"#,
         r#""match": {}"#,
         r#""mode": "observe""#,
         r#""destination": {"header": "x-other"}"#,
@@ -79,6 +80,10 @@ fn bad_values_are_refused_with_one_line() {
         (
             r#""match": {"path_prefixes": ["a"]}"#,
             "match.path_prefixes[0]: \"a\" is not a path",
+        ),
+        (
+            r#""match": {"clusters": ["a", ""]}"#,
+            "match.clusters[1]: \"\" is not the name of a cluster",
         ),
         (
             r#""mode": "steer""#,

@@ -29,6 +29,8 @@ pub enum Headers {
 pub enum Buffer {
     /// What Envoy holds of the request body.
     RequestBody = 0,
+    /// The bytes of the response body that have just come.
+    ResponseBody = 1,
     /// The plugin configuration, while `on_configure` runs.
     PluginConfiguration = 7,
 }

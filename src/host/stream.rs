@@ -1,7 +1,8 @@
 //! One HTTP stream: Envoy's callbacks handed to [`Request`], its steps carried out.
 //!
 //! Cost: four to six header reads, one body read, one header write and one property write per
-//! request; one property read and one header write per answer.
+//! request; one property read and one header write per answer. The bytes of an answer are read
+//! only while they may name a response of the Responses API, as a rule one piece.
 
 use super::abi::{self, Buffer, Headers};
 use super::exports::Action;
@@ -66,8 +67,9 @@ impl Stream {
 
     fn first_byte(&mut self) {
         if let Some(instance) = self.instance.clone() {
+            let bytes = |most| abi::buffer(Buffer::ResponseBody, most);
             self.request
-                .on_answer_body(&instance.router, &instance.env());
+                .on_answer_body(&instance.router, &instance.env(), &bytes);
         }
     }
 
@@ -159,9 +161,10 @@ impl Stream {
             }
             return Action::Pause;
         }
-        let step = self
-            .request
-            .on_headers(&instance.router, &instance.env(), &header, end);
+        let cluster = || abi::property("xds\0cluster_name");
+        let step =
+            self.request
+                .on_headers(&instance.router, &instance.env(), &header, &cluster, end);
         if step != Step::Pass {
             // Only the filter names a pod: what the client sent goes, whatever comes of it.
             let name = &instance.router.config().destination.header;

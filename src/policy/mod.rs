@@ -55,6 +55,8 @@ pub enum Reason {
     Load,
     /// No pod holds anything of the prompt.
     Cold,
+    /// It made the response that the request is about.
+    Sticky,
     /// There was no prompt to look up; chosen by load.
     NoPrompt,
     /// There is no pod to choose; Envoy's fallback route serves.
@@ -63,10 +65,11 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for metrics.
-    pub const ALL: [Reason; 5] = [
+    pub const ALL: [Reason; 6] = [
         Self::Prefix,
         Self::Load,
         Self::Cold,
+        Self::Sticky,
         Self::NoPrompt,
         Self::NoPods,
     ];
@@ -77,6 +80,7 @@ impl Reason {
             Self::Prefix => "prefix",
             Self::Load => "load",
             Self::Cold => "cold",
+            Self::Sticky => "sticky",
             Self::NoPrompt => "no_prompt",
             Self::NoPods => "no_pods",
         }
@@ -92,6 +96,17 @@ pub struct Ranking {
     pub reason: Reason,
     /// No pod was fit, and all were taken as if they were.
     pub panic: bool,
+}
+
+impl Ranking {
+    /// Puts a pod first that alone has what the request is about, if it is one of those ranked.
+    pub fn stick_to(&mut self, pod: usize) {
+        if self.pods.contains(&pod) {
+            self.pods.retain(|ranked| *ranked != pod);
+            self.pods.insert(0, pod);
+            self.reason = Reason::Sticky;
+        }
+    }
 }
 
 /// Ranks the candidates. `rate`: tokens of prefill per second. `home`: hash of what gateways that

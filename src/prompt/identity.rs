@@ -7,6 +7,7 @@
 
 use super::frame::{Frame, Tag};
 use super::json::{Kind, Value};
+use super::text::Text;
 use core::hash::Hasher as _;
 use twox_hash::XxHash64;
 
@@ -39,10 +40,11 @@ const FIELDS: [&str; 14] = [
     "add_special_tokens",
     "truncate_prompt_tokens",
     PROMPT_EMBEDS,
-    "previous_response_id",
+    PREVIOUS_RESPONSE,
 ];
 const REASONING: &str = "reasoning";
 const PROMPT_EMBEDS: &str = "prompt_embeds";
+const PREVIOUS_RESPONSE: &str = "previous_response_id";
 
 /// The fields of one body.
 pub struct Identity<'t> {
@@ -60,10 +62,14 @@ impl<'t> Identity<'t> {
     /// The model's name, when all of it was seen.
     pub fn model(&self) -> Option<String> {
         let model = self.fields.first().copied().flatten()?.text()?;
-        if model.cut {
-            return None;
-        }
-        Some(String::from_utf8_lossy(&model.to_bytes()).into_owned())
+        whole(model).map(|model| String::from_utf8_lossy(&model).into_owned())
+    }
+
+    /// The response that this one continues, when all of its id was seen.
+    pub fn previous_response(&self) -> Option<Vec<u8>> {
+        let mut fields = FIELDS.iter().zip(self.fields);
+        let (_, field) = fields.find(|(name, _)| **name == PREVIOUS_RESPONSE)?;
+        whole(field?.text()?)
     }
 
     /// Whether embeddings are given, so that a prompt may be missing.
@@ -97,6 +103,10 @@ impl<'t> Identity<'t> {
         }
         frame.finish().finish()
     }
+}
+
+fn whole(text: Text<'_>) -> Option<Vec<u8>> {
+    (!text.cut).then(|| text.to_bytes())
 }
 
 /// The seed for a text of which nothing but the model is known.

@@ -108,6 +108,8 @@ pub struct Prompt {
 pub struct Prompts {
     /// The model, if one was seen. `None` of a first part: it may be yet to come.
     pub model: Option<String>,
+    /// Id of the response that this request continues, of the Responses API only.
+    pub previous_response: Option<Vec<u8>>,
     /// Each prompt of the body. None of a first part: none has been seen yet.
     pub prompts: Vec<Prompt>,
 }
@@ -171,6 +173,10 @@ pub fn read(
     };
     Ok(Prompts {
         model: identity.model(),
+        previous_response: match api {
+            Api::Responses => identity.previous_response(),
+            _ => None,
+        },
         prompts,
     })
 }
@@ -181,6 +187,7 @@ pub fn raw(text: &[u8], model: Option<&str>, chunk_bytes: usize) -> Prompts {
     chunker.push(text);
     Prompts {
         model: model.map(str::to_owned),
+        previous_response: None,
         prompts: vec![hashed(chunker)],
     }
 }

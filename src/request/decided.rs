@@ -13,6 +13,7 @@ use crate::pods::Members;
 use crate::policy::Reason;
 use crate::report::Report;
 use crate::router::{Credit, Env, Router};
+use crate::sticky::Sniffer;
 
 /// Bits of Envoy's response flags that say: the pod was not even asked.
 const UNREACHABLE: u64 = NO_HEALTHY_UPSTREAM | CONNECTION_FAILURE | NO_CLUSTER;
@@ -65,6 +66,8 @@ pub struct Decided {
     pub chains: Vec<Vec<ChunkHash>>,
     /// What was stored for it.
     pub credit: Option<Credit>,
+    /// Looks for the id of the response that the answer makes, while there may be one.
+    pub response: Option<Sniffer>,
     /// The pod that has this request in its count, known to serve it or expected to.
     counted_on: Option<usize>,
     ticket: Option<Ticket>,
@@ -89,6 +92,7 @@ impl Decided {
             chosen: None,
             chains: Vec::new(),
             credit: None,
+            response: None,
             counted_on: None,
             ticket: None,
             stranger: None,
@@ -161,6 +165,8 @@ impl Decided {
             };
             env.meter
                 .count_labelled(Metric::Observed, "outcome", outcome);
+            let held = self.matched_on(pod);
+            env.meter.count(Metric::ObservedMatchedChunks, held.into());
         }
         if pod.is_some() || self.stranger.is_some() {
             self.count_on(router, env, pod);
@@ -180,6 +186,22 @@ impl Decided {
         }
         if !self.did_work {
             self.chains = Vec::new();
+            self.response = None;
+        }
+    }
+
+    /// Bytes of the answer: they may say which response the pod has made.
+    pub fn answer_bytes(&mut self, router: &Router, env: &Env<'_>, bytes: &[u8]) {
+        let Some(sniffer) = &mut self.response else {
+            return;
+        };
+        let made = sniffer.push(bytes);
+        if sniffer.is_done() {
+            self.response = None;
+        }
+        let served = self.counted_on.and_then(|pod| self.members.get(pod));
+        if let (Some(response), Some(member)) = (made, served) {
+            router.made(env, response, member);
         }
     }
 

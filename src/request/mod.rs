@@ -11,9 +11,10 @@ mod decided;
 use crate::config::{Config, Mode};
 use crate::destination;
 use crate::metrics::Metric;
-use crate::policy::Ranking;
+use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::router::{Env, Question, Router};
+use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
 use decided::Decided;
 pub use decided::Served;
 
@@ -67,15 +68,19 @@ enum State {
 pub struct Request {
     state: State,
     body_size: usize,
+    /// A good answer makes a response, which its pod alone will have.
+    makes_response: bool,
 }
 
 impl Request {
-    /// The request headers arrived; `header` reads one by name.
+    /// The request headers arrived; `header` reads one by name, `cluster` tells which one Envoy's
+    /// route has picked.
     pub fn on_headers(
         &mut self,
         router: &Router,
         env: &Env<'_>,
         header: &dyn Fn(&str) -> Option<Vec<u8>>,
+        cluster: &dyn Fn() -> Option<Vec<u8>>,
         end: bool,
     ) -> Step {
         let config = router.config();
@@ -84,14 +89,19 @@ impl Request {
             && !config
                 .scope
                 .covers(&header(":authority").unwrap_or_default(), &path);
-        if outside {
+        if outside || !config.scope.covers_cluster(cluster) {
             return Step::Pass;
         }
         let method = header(":method").unwrap_or_default();
-        let detail = match Api::of(&method, &path) {
+        let api = Api::of(&method, &path);
+        self.makes_response = api == Some(Api::Responses);
+        let detail = match api {
             // An upgrade or a tunnel never ends; to hold it would be a deadlock.
             _ if method == b"CONNECT" || header("upgrade").is_some() => "upgrade",
-            None => "endpoint",
+            None => {
+                let about = ResponseKey::in_path(&path);
+                return self.go_without_prompt(router, env, "endpoint", about);
+            }
             Some(_) if end => "empty",
             Some(_) if is_encoded(header("content-encoding").as_deref()) => "encoding",
             Some(_) if !router.may_pause() => "envoy_too_old",
@@ -103,7 +113,7 @@ impl Request {
                 return Step::Hold;
             }
         };
-        self.go_without_prompt(router, env, detail)
+        self.go_without_prompt(router, env, detail, None)
     }
 
     /// `size` bytes of the body are there; `body` reads the first so many.
@@ -127,7 +137,7 @@ impl Request {
                 return Step::Hold;
             }
             let Some(bytes) = body(size.min(next_look)) else {
-                return self.go_without_prompt(router, env, "unreadable");
+                return self.go_without_prompt(router, env, "unreadable", None);
             };
             let extent = if whole {
                 Extent::Whole
@@ -138,7 +148,7 @@ impl Request {
                 Err(why) => {
                     env.meter
                         .count_labelled(Metric::UnreadablePrompts, "detail", why.as_str());
-                    return self.go_without_prompt(router, env, why.as_str());
+                    return self.go_without_prompt(router, env, why.as_str(), None);
                 }
                 Ok(prompts) => {
                     let unnamed = !whole && prompts.model.is_none();
@@ -160,7 +170,7 @@ impl Request {
         body: &dyn Fn(usize) -> Option<Vec<u8>>,
     ) -> Step {
         if self.body_size == 0 && matches!(self.state, State::Reading { .. }) {
-            return self.go_without_prompt(router, env, "empty");
+            return self.go_without_prompt(router, env, "empty", None);
         }
         self.on_body(router, env, self.body_size, true, body)
     }
@@ -193,10 +203,20 @@ impl Request {
         })
     }
 
-    /// Bytes of the answer's body, or its end: the pod has done the prefill.
-    pub fn on_answer_body(&mut self, router: &Router, env: &Env<'_>) {
+    /// Bytes of the answer's body, or its end: the pod has done the prefill. `bytes` reads the
+    /// first so many of them, and is asked only while they may name a response.
+    pub fn on_answer_body(
+        &mut self,
+        router: &Router,
+        env: &Env<'_>,
+        bytes: &dyn Fn(usize) -> Option<Vec<u8>>,
+    ) {
         if let State::Decided(decided) = &mut self.state {
             decided.first_byte(router, env);
+            if decided.response.is_some() {
+                let bytes = bytes(SNIFFED_BYTES).unwrap_or_default();
+                decided.answer_bytes(router, env, &bytes);
+            }
         }
     }
 
@@ -215,10 +235,15 @@ impl Request {
         prompts: Prompts,
         detail: Option<&'static str>,
     ) -> Step {
-        let Prompts { model, prompts } = prompts;
+        let Prompts {
+            model,
+            previous_response,
+            prompts,
+        } = prompts;
         let question = Question {
             model: model.as_deref(),
             prompts: &prompts,
+            response: previous_response.as_deref().map(ResponseKey::of),
         };
         let members = router.members(env);
         let choice = router.choose(env, &members, question);
@@ -249,9 +274,20 @@ impl Request {
         self.go(router, env, Some(choice.ranking), decided)
     }
 
-    fn go_without_prompt(&mut self, router: &Router, env: &Env<'_>, detail: &'static str) -> Step {
+    /// `response`: the one that the request is about, if it is about one.
+    fn go_without_prompt(
+        &mut self,
+        router: &Router,
+        env: &Env<'_>,
+        detail: &'static str,
+        response: Option<ResponseKey>,
+    ) -> Step {
         let members = router.members(env);
-        let choice = router.choose(env, &members, Question::default());
+        let question = Question {
+            response,
+            ..Question::default()
+        };
+        let choice = router.choose(env, &members, question);
         let decided = Decided::new(members, 0, Some(detail));
         self.go(router, env, choice.map(|choice| choice.ranking), decided)
     }
@@ -266,6 +302,9 @@ impl Request {
         let mut pods = Vec::new();
         if let Some(ranking) = ranking {
             decided.reason = ranking.reason;
+            if decided.reason == Reason::Sticky {
+                decided.detail = None;
+            }
             if ranking.panic {
                 decided.detail = Some("panic");
             }
@@ -288,6 +327,7 @@ impl Request {
             go.destination = destination::value(config.destination.mode, &ranked);
             decided.count_on(router, env, decided.chosen);
         }
+        decided.response = self.makes_response.then(Sniffer::default);
         self.state = State::Decided(Box::new(decided));
         Step::Go(go)
     }

@@ -11,6 +11,8 @@ const A: &str = "10.0.0.1:8000";
 const B: &str = "10.0.0.2:8000";
 const STRANGER: &str = "10.9.9.9:8000";
 
+mod responses;
+
 struct World {
     store: MemoryStore,
     router: Router,
@@ -54,7 +56,8 @@ impl World {
             let value = extra.iter().chain(&known).find(|(n, _)| *n == name)?.1;
             Some(value.as_bytes().to_vec())
         };
-        request.on_headers(&self.router, &self.env(), &header, end)
+        let cluster = || Some(b"vllm".to_vec());
+        request.on_headers(&self.router, &self.env(), &header, &cluster, end)
     }
 
     fn body(&self, request: &mut Request, body: &[u8], end: bool) -> Step {
@@ -106,7 +109,7 @@ impl World {
     }
 
     fn first_byte(&self, request: &mut Request) {
-        request.on_answer_body(&self.router, &self.env());
+        request.on_answer_body(&self.router, &self.env(), &|_| None);
     }
 
     fn end(&self, mut request: Request) {
@@ -124,8 +127,8 @@ impl World {
         .unwrap();
         let members = self.router.members(&self.env());
         let question = Question {
-            model: None,
             prompts: &prompts.prompts,
+            ..Question::default()
         };
         let choice = self.router.choose(&self.env(), &members, question);
         choice.unwrap().matched
@@ -374,6 +377,11 @@ fn outside_of_match_nothing_is_done() {
         false,
     );
     assert_eq!(step, Step::Hold);
+    for (cluster, inside) in [("vllm", true), ("canary", false)] {
+        let world = World::new(&format!(r#", "match": {{"clusters": ["{cluster}"]}}"#));
+        let step = world.headers(&mut Request::default(), "/v1/models", &[], true);
+        assert_eq!(step != Step::Pass, inside, "the route has picked vllm");
+    }
 }
 
 #[test]
@@ -528,6 +536,7 @@ fn a_model_goes_to_pods_that_serve_it() {
         let question = Question {
             model: Some(model),
             prompts: &[],
+            ..Question::default()
         };
         router
             .choose(&env, &members, question)

@@ -1,4 +1,4 @@
-//! The shipped bootstrap, `envoy/envoy.yaml`, with other ports.
+//! A shipped bootstrap, `envoy/*.yaml`, with other ports.
 //!
 //! Invariant: what is tested is what is shipped. Only ports, the module's path and what a test is
 //! about are replaced, and a replacement that finds nothing to replace is an error.
@@ -28,9 +28,57 @@ const AGREED: [&str; 8] = [
     "max_capacity_chunks",
 ];
 
+/// How Envoy is told which pod: a bootstrap is shipped for each way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shipped {
+    /// A cluster for each pod, named in a header.
+    ClusterHeader,
+    /// One cluster whose policy takes addresses from a header.
+    OverrideHost,
+    /// One cluster and the session filter.
+    StatefulSession,
+}
+
+impl Shipped {
+    /// All of them.
+    pub const ALL: [Self; 3] = [
+        Self::ClusterHeader,
+        Self::OverrideHost,
+        Self::StatefulSession,
+    ];
+
+    /// The file, under `envoy/`.
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::ClusterHeader => "envoy.yaml",
+            Self::OverrideHost => "override-host.yaml",
+            Self::StatefulSession => "stateful-session.yaml",
+        }
+    }
+
+    /// The header by which the filter tells Envoy.
+    pub fn header(self) -> &'static str {
+        match self {
+            Self::ClusterHeader => "x-vllm-cluster",
+            Self::OverrideHost => "x-gateway-destination-endpoint",
+            Self::StatefulSession => "x-vllm-host",
+        }
+    }
+
+    /// How often a pod's address stands in Envoy's own configuration: in the pool and, where it
+    /// has one, in the pod's own cluster.
+    fn addresses(self) -> usize {
+        if self == Self::ClusterHeader {
+            2
+        } else {
+            1
+        }
+    }
+}
+
 /// An Envoy bootstrap as JSON (YAML aliases resolved).
 #[derive(Debug, Clone)]
-pub struct Bootstrap(Value);
+pub struct Bootstrap(Value, Shipped);
 
 /// Root of the repository.
 pub fn root() -> PathBuf {
@@ -44,13 +92,19 @@ pub fn module() -> PathBuf {
 }
 
 impl Bootstrap {
-    /// The shipped file, with the module's path made absolute.
+    /// The first of the shipped files, with the module's path made absolute.
     pub fn shipped() -> Self {
-        let path = root().join("envoy/envoy.yaml");
+        Self::of(Shipped::ClusterHeader)
+    }
+
+    /// A shipped file, with the module's path made absolute.
+    pub fn of(shipped: Shipped) -> Self {
+        let path = root().join("envoy").join(shipped.file());
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-        let mut this = Self(serde_yaml_ng::from_str(&text).expect("envoy.yaml is YAML"));
-        for part in [Part::Plugin, Part::Api] {
-            let name = this.at("/vm_config/code/local/filename", part);
+        let json = serde_yaml_ng::from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        let mut this = Self(json, shipped);
+        for part in this.parts() {
+            let name = this.at("/vm_config/code/local/filename", *part);
             let shipped = name.as_str().expect("path of the module").to_string();
             assert!(
                 module().ends_with(&shipped),
@@ -61,19 +115,27 @@ impl Bootstrap {
         this
     }
 
+    /// The places of the plugin: not every file serves the API.
+    fn parts(&self) -> &'static [Part] {
+        match self.1 {
+            Shipped::ClusterHeader => &[Part::Plugin, Part::Api],
+            _ => &[Part::Plugin],
+        }
+    }
+
     /// Replaces every port of the shipped file: listener, API, admin, and the three pods.
     pub fn with_ports(mut self, options: &Options, pods: [u16; 3]) -> Self {
-        let mut map = vec![
-            (LISTENER, options.listener, 1),
-            (API, options.api, 1),
-            (ADMIN, options.admin, 1),
-        ];
-        // In the pool and in the pod's own cluster.
-        map.extend(PODS.into_iter().zip(pods).map(|(from, to)| (from, to, 2)));
+        let mut map = vec![(LISTENER, options.listener, 1), (ADMIN, options.admin, 1)];
+        if self.parts().contains(&Part::Api) {
+            map.push((API, options.api, 1));
+        }
+        let times = self.1.addresses();
+        let pairs = PODS.into_iter().zip(pods);
+        map.extend(pairs.map(|(from, to)| (from, to, times)));
         let mut seen = vec![0; map.len()];
         replace_ports(&mut self.0, &map, &mut seen);
         for ((from, _, expected), seen) in map.iter().zip(seen) {
-            assert_eq!(seen, *expected, "port {from} in envoy.yaml");
+            assert_eq!(seen, *expected, "port {from} in {}", self.1.file());
         }
         let mut plugin = self.plugin();
         let static_pods = plugin["pods"].as_array_mut().expect("static pods");
@@ -127,6 +189,9 @@ impl Bootstrap {
     /// Replaces the plugin's configuration, and in the API's instance what a pool agrees on.
     pub fn set_plugin(&mut self, plugin: &Value) {
         self.set_plugin_text(&plugin.to_string());
+        if !self.parts().contains(&Part::Api) {
+            return;
+        }
         let text = self.at("/configuration/value", Part::Api);
         let mut api: Value = serde_json::from_str(text.as_str().expect("text")).expect("JSON");
         for key in AGREED {
@@ -154,6 +219,26 @@ impl Bootstrap {
         self
     }
 
+    /// A second instance of the filter behind the first, with other keys.
+    pub fn with_second_filter(mut self, keys: Value) -> Self {
+        let mut second = self.clone().with_plugin(keys);
+        let filter = |filters: &Value| {
+            let mut filters = filters.as_array().expect("http_filters").iter();
+            let place = filters.position(|f| f["name"] == "prefix_router");
+            place.expect("the filter is in the chain")
+        };
+        let mut copy = {
+            let filters = second.at("/http_filters", Part::Manager);
+            let place = filter(filters);
+            filters[place].take()
+        };
+        copy["name"] = "second".into();
+        let filters = self.at("/http_filters", Part::Manager);
+        let place = filter(filters) + 1;
+        filters.as_array_mut().expect("a list").insert(place, copy);
+        self
+    }
+
     /// The same configuration as a protobuf Struct, as Kubernetes manifests give it.
     pub fn with_plugin_as_struct(mut self) -> Self {
         let plugin = self.plugin();
@@ -167,20 +252,59 @@ impl Bootstrap {
     /// What an environment variable of the VM does not change, except the VM itself: with
     /// another value Envoy starts another VM under the same `vm_id`.
     pub fn with_new_vm(mut self, mark: &str) -> Self {
-        for part in [Part::Plugin, Part::Api] {
-            let vm = self.at("/vm_config", part);
+        for part in self.parts() {
+            let vm = self.at("/vm_config", *part);
             vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
         }
         self
     }
 
     /// Without the filter: what remains when it is bypassed.
-    pub fn without_filter(mut self) -> Self {
+    pub fn without_filter(self) -> Self {
+        self.without_http_filter("prefix_router")
+    }
+
+    /// Without one of the HTTP filters.
+    pub fn without_http_filter(mut self, name: &str) -> Self {
         let filters = self.at("/http_filters", Part::Manager);
         let filters = filters.as_array_mut().expect("http_filters");
         let before = filters.len();
-        filters.retain(|f| f["name"] != "prefix_router");
+        filters.retain(|f| f["name"] != name);
         assert_eq!(filters.len(), before - 1);
+        self
+    }
+
+    /// Splits the route by weight between the pool, which keeps its first pods, and a new cluster
+    /// `other` like it with the rest.
+    pub fn with_split(mut self, first: usize, weights: [u32; 2], other: &str) -> Self {
+        let clusters = &mut self.0["static_resources"]["clusters"];
+        let clusters = clusters.as_array_mut().expect("clusters");
+        assert_eq!(clusters.len(), 1, "one cluster of all pods");
+        let mut second = clusters[0].clone();
+        second["name"] = other.into();
+        second["load_assignment"]["cluster_name"] = other.into();
+        let endpoints = "/load_assignment/endpoints/0/lb_endpoints";
+        let list = |cluster: &mut Value| {
+            let list = cluster.pointer_mut(endpoints).expect("endpoints");
+            list.as_array_mut().map(std::mem::take).expect("a list")
+        };
+        let mut pods = list(&mut clusters[0]);
+        list(&mut second);
+        *second.pointer_mut(endpoints).expect("endpoints") = pods.split_off(first).into();
+        *clusters[0].pointer_mut(endpoints).expect("endpoints") = pods.into();
+        let name = clusters[0]["name"].clone();
+        clusters.push(second);
+        let route = "/route_config/virtual_hosts/0/routes/0/route";
+        let route = self
+            .at(route, Part::Manager)
+            .as_object_mut()
+            .expect("route");
+        route.remove("cluster").expect("one cluster");
+        let [a, b] = weights;
+        let split = serde_json::json!({ "clusters": [
+            { "name": name, "weight": a }, { "name": other, "weight": b },
+        ] });
+        route.insert("weighted_clusters".into(), split);
         self
     }
 
@@ -279,7 +403,7 @@ impl Bootstrap {
             }
         };
         base.pointer_mut(pointer)
-            .unwrap_or_else(|| panic!("envoy.yaml has no {pointer}"))
+            .unwrap_or_else(|| panic!("the bootstrap has no {pointer}"))
     }
 }
 

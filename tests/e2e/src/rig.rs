@@ -1,6 +1,6 @@
 //! An Envoy in front of three pods, and the bodies that tests send through it.
 
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Shipped};
 use crate::client::Version;
 use crate::decision::Decision;
 use crate::envoy::{Envoy, Options};
@@ -21,9 +21,26 @@ pub async fn envoy_with(
     concurrency: u32,
     change: impl FnOnce(Bootstrap) -> Bootstrap,
 ) -> Envoy {
+    envoy_of(Shipped::ClusterHeader, pods, concurrency, change).await
+}
+
+/// The same with any of the shipped bootstraps.
+pub async fn envoy_of(
+    shipped: Shipped,
+    pods: [u16; 3],
+    concurrency: u32,
+    change: impl FnOnce(Bootstrap) -> Bootstrap,
+) -> Envoy {
     let options = Options::new(concurrency);
-    let shipped = Bootstrap::shipped().with_ports(&options, pods);
-    Envoy::start(&change(shipped), options).await
+    let shipped = Bootstrap::of(shipped).with_ports(&options, pods);
+    let envoy = Envoy::start(&change(shipped), options).await;
+    // On a busy machine the first checks may have timed out while Envoy was compiling the module.
+    let checked = || async {
+        let clusters = envoy.admin("/clusters").await;
+        !String::from_utf8_lossy(&clusters.body).contains("/failed_active_hc")
+    };
+    envoy.eventually("every pod is healthy", checked).await;
+    envoy
 }
 
 /// Index of a pod by its name.

@@ -1,8 +1,8 @@
 //! `/v1/responses`: answers are kept by the pod that gave them, and only there, so that
-//! `previous_response_id` is 404 on every other pod.
+//! `previous_response_id` is 404 on every other pod. The last [`KEPT`] are.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::StatusCode;
 use serde_json::{json, Value};
@@ -18,32 +18,46 @@ struct Stored {
     response: Value,
 }
 
+/// The most answers that are kept.
+pub const KEPT: usize = 4096;
+
+#[derive(Default)]
+struct Kept {
+    by_id: HashMap<String, Stored>,
+    /// Oldest first.
+    ids: VecDeque<String>,
+}
+
 /// The answers that this process has given.
 #[derive(Default)]
-pub struct Responses(Mutex<HashMap<String, Stored>>);
+pub struct Responses(Mutex<Kept>);
 
 impl Responses {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Forgets all, as a new process would.
     pub fn clear(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        *self.lock() = Kept::default();
     }
 
     fn with<T>(&self, id: &str, read: impl FnOnce(&Stored) -> T) -> Result<T, ApiError> {
-        let responses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        responses.get(id).map(read).ok_or_else(|| ApiError {
+        self.lock().by_id.get(id).map(read).ok_or_else(|| ApiError {
             kind: "invalid_request_error",
             ..ApiError::not_found(format!("Response with id '{id}' not found."), "response_id")
         })
     }
 
     fn put(&self, id: &str, stored: Stored) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id.to_owned(), stored);
+        let mut kept = self.lock();
+        kept.by_id.insert(id.to_owned(), stored);
+        kept.ids.push_back(id.to_owned());
+        if kept.ids.len() > KEPT {
+            if let Some(oldest) = kept.ids.pop_front() {
+                kept.by_id.remove(&oldest);
+            }
+        }
     }
 }
 
@@ -51,6 +65,14 @@ impl Responses {
 pub fn get(pod: &Pod, id: &str) -> Result<Answer, ApiError> {
     pod.responses
         .with(id, |stored| json_answer(StatusCode::OK, &stored.response))
+}
+
+/// Answers `POST /v1/responses/{id}/cancel`: nothing here runs in the background.
+pub fn cancel(pod: &Pod, id: &str) -> Result<Answer, ApiError> {
+    pod.responses.with(id, |_| ())?;
+    Err(ApiError::bad_request(
+        "Cannot cancel a synchronous response.".to_owned(),
+    ))
 }
 
 /// Answers `POST /v1/responses`.

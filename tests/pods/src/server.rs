@@ -171,8 +171,8 @@ async fn dispatch(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes, received: &Recei
         }
         (true, "/metrics") => Ok(plain(metrics::prometheus(&pod.engine, &pod.config))),
         (true, "/v1/models") => Ok(openai::models(pod)),
-        (true, _) if path.starts_with("/v1/responses/") => {
-            responses::get(pod, &path["/v1/responses/".len()..])
+        _ if path.starts_with("/v1/responses/") => {
+            response(pod, &parts.method, &path["/v1/responses/".len()..])
         }
         _ => post(pod, parts, bytes).await,
     };
@@ -191,6 +191,19 @@ async fn dispatch(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes, received: &Recei
         }
     }
     answer
+}
+
+fn response(pod: &Pod, method: &Method, path: &str) -> Result<Answer, ApiError> {
+    match (method.as_str(), path.strip_suffix("/cancel")) {
+        ("GET" | "HEAD", None) => responses::get(pod, path),
+        ("POST", Some(id)) => responses::cancel(pod, id),
+        _ => Ok(not_allowed()),
+    }
+}
+
+fn not_allowed() -> Answer {
+    let detail = json!({"detail": "Method Not Allowed"});
+    json_answer(StatusCode::METHOD_NOT_ALLOWED, &detail)
 }
 
 fn health(pod: &Pod) -> Answer {
@@ -220,10 +233,7 @@ async fn post(pod: &Arc<Pod>, parts: &Parts, bytes: &Bytes) -> Result<Answer, Ap
         ));
     }
     if parts.method != Method::POST {
-        return Ok(json_answer(
-            StatusCode::METHOD_NOT_ALLOWED,
-            &json!({"detail": "Method Not Allowed"}),
-        ));
+        return Ok(not_allowed());
     }
     let body = parse(parts, bytes)?;
     match path {

@@ -199,6 +199,13 @@ async fn responses_are_known_to_their_pod_alone() {
         .unwrap();
     assert_eq!(got["id"], first["id"]);
     assert_eq!(client.get(b.url(&path)).send().await.unwrap().status(), 404);
+    let cancel = format!("{path}/cancel");
+    for (pod, status) in [(&a, 400), (&b, 404)] {
+        let cancelled = client.post(pod.url(&cancel)).send().await.unwrap();
+        assert_eq!(cancelled.status(), status, "it has already been answered");
+    }
+    let deleted = client.delete(a.url(&path)).send().await.unwrap();
+    assert_eq!(deleted.status(), 405, "vLLM deletes none");
     let refused = client
         .post(b.url("/v1/responses"))
         .json(&next)
