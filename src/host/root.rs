@@ -63,7 +63,7 @@ impl Root {
         let (keys, bytes) = (footprint.keys, footprint.bytes);
         let room = format!("shared data of at most {keys} keys, {bytes} bytes");
         abi::log(2, &room);
-        self.instance = Some(Rc::new(Instance { router, meter }));
+        self.instance = Some(Rc::new(Instance::new(router, meter)));
         abi::set_tick_period(TICK_MS);
         true
     }
@@ -88,7 +88,6 @@ fn warn_of_what_is_not_used(config: &Config) {
     let keys = [
         ("discovery", config.discovery.is_some()),
         ("metrics_scrape", config.metrics_scrape.is_some()),
-        ("api", config.api.is_some()),
     ];
     for (key, _) in keys.iter().filter(|(_, set)| *set) {
         abi::log(3, &format!("{key}: has no effect in this version"));
