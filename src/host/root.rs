@@ -71,10 +71,6 @@ impl Root {
         if !may_pause {
             abi::log(3, "this Envoy is older than 1.35: routing by load only");
         }
-        if config.api.is_some() {
-            // Nobody shall rely on it unaware.
-            abi::log(3, "api: has no effect in this version");
-        }
         let intervals = [
             config.discovery.as_ref().map(|d| d.poll_interval_ms),
             config.metrics_scrape.as_ref().map(|s| s.poll_interval_ms),
@@ -89,7 +85,7 @@ impl Root {
         let (keys, bytes) = (footprint.keys, footprint.bytes);
         let room = format!("shared data of at most {keys} keys, {bytes} bytes");
         abi::log(2, &room);
-        self.instance = Some(Rc::new(Instance { router, meter }));
+        self.instance = Some(Rc::new(Instance::new(router, meter)));
         abi::set_tick_period(match interval {
             Some(_) => FIRST_TICK_MS,
             None => TICK_MS,

@@ -8,6 +8,7 @@ use super::abi::{self, Buffer, Headers};
 use super::exports::Action;
 use super::meter::HostMeter;
 use super::shared::SharedData;
+use crate::api::{Exchange, Held, Response};
 use crate::pods::admin::ip_port;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
@@ -23,9 +24,20 @@ pub struct Instance {
     pub router: Router,
     /// Metric ids.
     pub meter: HostMeter,
+    /// Bodies of calls of the API.
+    held: Held,
 }
 
 impl Instance {
+    /// A filter instance.
+    pub fn new(router: Router, meter: HostMeter) -> Self {
+        Self {
+            router,
+            meter,
+            held: Held::default(),
+        }
+    }
+
     /// The world as it is now.
     pub fn env(&self) -> Env<'_> {
         Env {
@@ -40,6 +52,8 @@ impl Instance {
 pub struct Stream {
     instance: Option<Rc<Instance>>,
     request: Request,
+    /// Set for a call of the API, which is no request to route.
+    call: Option<Exchange>,
 }
 
 impl Stream {
@@ -48,6 +62,7 @@ impl Stream {
         Self {
             instance,
             request: Request::default(),
+            call: None,
         }
     }
 
@@ -57,6 +72,25 @@ impl Stream {
             self.request
                 .on_answer_body(&instance.router, &instance.env(), &bytes);
         }
+    }
+
+    /// Answers a call whose body has so many more bytes; none of them stay with Envoy.
+    fn on_call(&mut self, instance: &Instance, size: usize, end: bool) -> Option<Action> {
+        let call = self.call.as_mut()?;
+        let piece = body(size).unwrap_or_default();
+        let mut response = call.push(&piece, &instance.held);
+        if size > 0 {
+            let _ = abi::drain(Buffer::RequestBody, size);
+        }
+        if end {
+            let now = abi::unix_seconds();
+            let answer = call.end(&instance.router, &instance.env(), &instance.held, now);
+            response = response.or(answer);
+        }
+        if let Some(response) = response {
+            respond(&response);
+        }
+        Some(Action::Pause)
     }
 
     fn carry_out(&self, instance: &Instance, step: Step) -> Action {
@@ -79,6 +113,15 @@ impl Stream {
             }
         }
     }
+}
+
+fn respond(response: &Response) {
+    let mut headers = vec![("content-type", "application/json")];
+    if response.status == 405 {
+        headers.push(("allow", "POST"));
+    }
+    let details = "prefix_router_api";
+    abi::respond(response.status, details, &headers, response.body.as_bytes());
 }
 
 /// Reads the first bytes of what Envoy holds of the request body.
@@ -110,6 +153,15 @@ impl Stream {
             return Action::Continue;
         };
         let header = |name: &str| abi::header(Headers::Request, name);
+        if let Some((call, refused)) = Exchange::begin(&instance.router, &header) {
+            self.call = Some(call);
+            if let Some(refused) = refused {
+                respond(&refused);
+            } else if end {
+                self.on_call(&instance, 0, true);
+            }
+            return Action::Pause;
+        }
         let cluster = || abi::property("xds\0cluster_name");
         let step =
             self.request
@@ -130,6 +182,9 @@ impl Stream {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
+        if let Some(action) = self.on_call(&instance, size, end) {
+            return action;
+        }
         let step = self
             .request
             .on_body(&instance.router, &instance.env(), size, end, &body);
@@ -141,6 +196,9 @@ impl Stream {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
+        if let Some(action) = self.on_call(&instance, 0, true) {
+            return action;
+        }
         let step = self
             .request
             .on_trailers(&instance.router, &instance.env(), &body);
@@ -197,6 +255,9 @@ impl Stream {
     /// The stream is over.
     pub fn on_log(&mut self) {
         if let Some(instance) = self.instance.clone() {
+            if let Some(call) = &mut self.call {
+                call.release(&instance.held);
+            }
             self.request.on_end(&instance.router, &instance.env());
         }
     }

@@ -118,6 +118,11 @@ impl<'t> Value<'t> {
         self.tape.text.get(start..end).unwrap_or_default()
     }
 
+    /// As [`Value::raw`], borrowed from `text`, which the tape was read from.
+    pub fn raw_in(self, text: &[u8]) -> Option<&[u8]> {
+        text.get(self.node.start as usize..self.node.end as usize)
+    }
+
     /// The string, if it is one.
     pub fn text(self) -> Option<Text<'t>> {
         if self.node.kind != Kind::String {
@@ -193,6 +198,19 @@ impl<'t> Value<'t> {
             (0, 0)
         }
     }
+}
+
+/// The fields of an object that are named `keys`, as they are spelled in `text`; `None` when it is
+/// no object. Nothing of the reading stays in memory.
+pub fn spelled<'b, const N: usize>(
+    text: &'b [u8],
+    keys: [&str; N],
+) -> Result<Option<[Option<&'b [u8]>; N]>, Fault> {
+    let tape = Tape::read(text, Extent::Whole)?;
+    let text = tape.text;
+    let root = tape.root().filter(|root| root.kind() == Kind::Object);
+    let field = |field: Option<Value<'_>>| field.and_then(|value| value.raw_in(text));
+    Ok(root.map(|root| root.pick(keys).map(field)))
 }
 
 #[cfg(test)]

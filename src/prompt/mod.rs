@@ -93,6 +93,8 @@ pub enum Extent {
 /// One prompt, hashed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
+    /// Hash of what keeps prompts apart whatever their text: model, tools and the like.
+    pub identity: u64,
     /// The hash at the end of each whole chunk.
     pub chunks: Vec<ChunkHash>,
     /// Hash of the identity and the first 8 KiB of the stream, or all of it if it is shorter.
@@ -193,6 +195,7 @@ pub fn raw(text: &[u8], model: Option<&str>, chunk_bytes: usize) -> Prompts {
 fn hashed(chunker: Chunker) -> Prompt {
     let chunks = chunker.finish();
     Prompt {
+        identity: chunks.seed,
         chunks: chunks.hashes,
         home: chunks.home,
         bytes: chunks.bytes,

@@ -352,7 +352,8 @@ fn is_encoded(content_encoding: Option<&[u8]>) -> bool {
         .is_some_and(|value| !value.is_empty() && !value.eq_ignore_ascii_case(b"identity"))
 }
 
-fn following_look(config: &Config, look: usize) -> usize {
+/// The length at which a body is looked at after `look`, when its model is yet to come.
+pub(crate) fn following_look(config: &Config, look: usize) -> usize {
     let stride = config
         .hold_bytes
         .saturating_sub(config.match_bytes)

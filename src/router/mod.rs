@@ -16,7 +16,7 @@ use crate::policy::{self, Candidate, Ranking, Reason, Standing};
 use crate::prompt::Prompt;
 use crate::sticky::{ResponseKey, Responses};
 use crate::store::SharedStore;
-use crate::table::{PodKey, Query, Receipt, Slot, Table};
+use crate::table::{Notified, PodKey, Query, Receipt, Slot, Table};
 use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -174,18 +174,13 @@ impl Router {
         members.iter().map(fit).collect()
     }
 
-    /// Looks the prompts up and ranks the pods that serve the model.
-    pub fn choose(
+    /// Leading chunks that each pod holds, summed over the prompts, and the look-ups of the first.
+    pub fn matched(
         &self,
         env: &Env<'_>,
         members: &[Member],
-        question: Question<'_>,
-    ) -> Option<Choice> {
-        let Question {
-            model,
-            prompts,
-            response,
-        } = question;
+        prompts: &[Prompt],
+    ) -> (Vec<u32>, Vec<Query>) {
         let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
         let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
@@ -203,13 +198,49 @@ impl Router {
                 queries.push(query);
             }
         }
+        (matched, queries)
+    }
+
+    /// Looks the prompts up and ranks the pods that serve the model.
+    pub fn choose(
+        &self,
+        env: &Env<'_>,
+        members: &[Member],
+        question: Question<'_>,
+    ) -> Option<Choice> {
+        self.decide(env, members, question, true)
+    }
+
+    /// What [`Router::choose`] would choose now. Takes no pod's probe, and nobody's turn.
+    pub fn foresee(
+        &self,
+        env: &Env<'_>,
+        members: &[Member],
+        question: Question<'_>,
+    ) -> Option<Choice> {
+        self.decide(env, members, question, false)
+    }
+
+    fn decide(
+        &self,
+        env: &Env<'_>,
+        members: &[Member],
+        question: Question<'_>,
+        for_good: bool,
+    ) -> Option<Choice> {
+        let Question {
+            model,
+            prompts,
+            response,
+        } = question;
+        let (matched, queries) = self.matched(env, members, prompts);
         let bytes = prompts
             .iter()
             .fold(0usize, |sum, prompt| sum.saturating_add(prompt.bytes));
         // Without a prompt there is nothing that gateways could agree on: take turns.
         let home = prompts
             .first()
-            .map_or_else(|| self.next_turn(), |prompt| prompt.home);
+            .map_or_else(|| self.next_turn(for_good), |prompt| prompt.home);
         let now_ms = (env.clock)();
         let book = self.standings.read(env.store);
         let (loads, rate) = self.loads(env, members);
@@ -245,7 +276,7 @@ impl Router {
         let mut ranking = rank(true)?;
         let best = ranking.pods.first().and_then(|pod| members.get(*pod));
         let probe = |m: &Member| standing(&book, m, now_ms, true) == Standing::Probe;
-        if let Some(best) = best.filter(|member| probe(member)) {
+        if let Some(best) = best.filter(|member| for_good && probe(member)) {
             if !self.standings.claim_probe(env.store, best.key, now_ms) {
                 ranking = rank(false)?;
             }
@@ -270,8 +301,8 @@ impl Router {
         self.responses.made(env.store, response, member.key, now_ms);
     }
 
-    /// Stores the prompts for a pod. `chains` are those that have chunks, `queries` the choice's,
-    /// if it was just made.
+    /// As [`Router::notify`], so that it can be taken back. `chains` are those that have chunks,
+    /// `queries` the choice's, if it was just made.
     pub fn credit(
         &self,
         env: &Env<'_>,
@@ -280,21 +311,34 @@ impl Router {
         chains: &[Vec<ChunkHash>],
         queries: Vec<Query>,
     ) -> Option<Credit> {
+        let notified = self.notify(env, members, pod, chains, queries)?;
+        let receipts = notified.into_iter().map(|done| done.receipt).collect();
+        Some(Credit { pod, receipts })
+    }
+
+    /// Stores the prompts for a pod for good; says what became of each. `None`: the pod has no
+    /// place in the table.
+    pub fn notify(
+        &self,
+        env: &Env<'_>,
+        members: &[Member],
+        pod: usize,
+        chains: &[Vec<ChunkHash>],
+        queries: Vec<Query>,
+    ) -> Option<Vec<Notified>> {
         let member = members.get(pod)?;
         let (slot, capacity) = (member.slot?, member.capacity);
         let mut queries = queries.into_iter();
-        let receipts = chains
+        let notified = chains
             .iter()
             .map(|chain| {
                 let query = queries
                     .next()
                     .unwrap_or_else(|| self.table.query(env.store, chain, &[slot]));
-                self.table
-                    .notify(env.store, chain, slot, capacity, query)
-                    .receipt
+                self.table.notify(env.store, chain, slot, capacity, query)
             })
             .collect();
-        Some(Credit { pod, receipts })
+        Some(notified)
     }
 
     /// Takes a credit back: the pod did no work for it.
@@ -444,9 +488,11 @@ impl Router {
             .collect()
     }
 
-    fn next_turn(&self) -> u64 {
+    fn next_turn(&self, for_good: bool) -> u64 {
         let turn = self.turn.get();
-        self.turn.set(turn.wrapping_add(1));
+        if for_good {
+            self.turn.set(turn.wrapping_add(1));
+        }
         turn
     }
 

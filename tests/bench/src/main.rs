@@ -124,7 +124,7 @@ async fn subject(
     change: impl FnOnce(Bootstrap) -> Bootstrap,
 ) -> Subject {
     let options = Options::new(arguments.workers);
-    let shipped = Bootstrap::shipped().with_ports(options.listener, options.admin, pods.ports);
+    let shipped = Bootstrap::shipped().with_ports(&options, pods.ports);
     let envoy = Envoy::start(&change(shipped), options).await;
     let cases = arguments.sizes.len();
     Subject {

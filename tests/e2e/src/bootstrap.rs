@@ -3,15 +3,30 @@
 //! Invariant: what is tested is what is shipped. Only ports, the module's path and what a test is
 //! about are replaced, and a replacement that finds nothing to replace is an error.
 
+use crate::envoy::Options;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Ports that the shipped file names, and how often each stands in Envoy's own configuration.
 pub const LISTENER: u16 = 8080;
+/// Port of the API's listener in the shipped file.
+pub const API: u16 = 8090;
 /// Port of the admin listener in the shipped file.
 pub const ADMIN: u16 = 9901;
 /// Ports of the pods in the shipped file.
 pub const PODS: [u16; 3] = [8001, 8002, 8003];
+
+/// What two instances of one pool have to agree on.
+const AGREED: [&str; 8] = [
+    "pool",
+    "pods",
+    "discovery",
+    "destination",
+    "chunk_bytes",
+    "capacity_chunks",
+    "max_pods",
+    "max_capacity_chunks",
+];
 
 /// How Envoy is told which pod: a bootstrap is shipped for each way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,13 +103,15 @@ impl Bootstrap {
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
         let json = serde_yaml_ng::from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
         let mut this = Self(json, shipped);
-        let name = this.at("/vm_config/code/local/filename", Part::Plugin);
-        let shipped = name.as_str().expect("path of the module").to_string();
-        assert!(
-            module().ends_with(&shipped),
-            "`make build` does not build {shipped}"
-        );
-        *name = module().to_str().expect("UTF-8 path").into();
+        for part in this.parts() {
+            let name = this.at("/vm_config/code/local/filename", *part);
+            let shipped = name.as_str().expect("path of the module").to_string();
+            assert!(
+                module().ends_with(&shipped),
+                "`make build` does not build {shipped}"
+            );
+            *name = module().to_str().expect("UTF-8 path").into();
+        }
         this
     }
 
@@ -110,10 +127,21 @@ impl Bootstrap {
         self
     }
 
-    /// Replaces every port of the shipped file: listener, admin, and the three pods.
-    pub fn with_ports(mut self, listener: u16, admin: u16, pods: [u16; 3]) -> Self {
+    /// The places of the plugin: not every file serves the API.
+    fn parts(&self) -> &'static [Part] {
+        match self.1 {
+            Shipped::ClusterHeader => &[Part::Plugin, Part::Api],
+            _ => &[Part::Plugin],
+        }
+    }
+
+    /// Replaces every port of the shipped file: listener, API, admin, and the three pods.
+    pub fn with_ports(mut self, options: &Options, pods: [u16; 3]) -> Self {
         // The admin listener is also a cluster.
-        let mut map = vec![(LISTENER, listener, 1), (ADMIN, admin, 2)];
+        let mut map = vec![(LISTENER, options.listener, 1), (ADMIN, options.admin, 2)];
+        if self.parts().contains(&Part::Api) {
+            map.push((API, options.api, 1));
+        }
         let times = self.1.addresses();
         let pairs = PODS.into_iter().zip(pods);
         map.extend(pairs.map(|(from, to)| (from, to, times)));
@@ -171,9 +199,21 @@ impl Bootstrap {
         serde_json::from_str(text.as_str().expect("a StringValue")).expect("JSON")
     }
 
-    /// Replaces the plugin's configuration.
+    /// Replaces the plugin's configuration, and in the API's instance what a pool agrees on.
     pub fn set_plugin(&mut self, plugin: &Value) {
         self.set_plugin_text(&plugin.to_string());
+        if !self.parts().contains(&Part::Api) {
+            return;
+        }
+        let text = self.at("/configuration/value", Part::Api);
+        let mut api: Value = serde_json::from_str(text.as_str().expect("text")).expect("JSON");
+        for key in AGREED {
+            match plugin.get(key) {
+                Some(value) => api[key] = value.clone(),
+                None => drop(api.as_object_mut().expect("an object").remove(key)),
+            }
+        }
+        *text = api.to_string().into();
     }
 
     /// Replaces the plugin's configuration by a text that may be wrong.
@@ -225,8 +265,10 @@ impl Bootstrap {
     /// What an environment variable of the VM does not change, except the VM itself: with
     /// another value Envoy starts another VM under the same `vm_id`.
     pub fn with_new_vm(mut self, mark: &str) -> Self {
-        let vm = self.at("/vm_config", Part::Plugin);
-        vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
+        for part in self.parts() {
+            let vm = self.at("/vm_config", *part);
+            vm["environment_variables"] = serde_json::json!({ "key_values": { "MARK": mark } });
+        }
         self
     }
 
@@ -364,11 +406,18 @@ impl Bootstrap {
         )
     }
 
-    /// The listener, as a resource of a file that Envoy watches.
-    pub fn listener_resource(&self) -> Value {
-        let mut listener = self.0["static_resources"]["listeners"][0].clone();
-        listener["@type"] = "type.googleapis.com/envoy.config.listener.v3.Listener".into();
-        listener
+    /// The listeners, as resources of a file that Envoy watches.
+    pub fn listener_resources(&self) -> Vec<Value> {
+        let listeners = self.0["static_resources"]["listeners"].as_array();
+        let typed = listeners
+            .expect("listeners")
+            .iter()
+            .cloned()
+            .map(|mut listener| {
+                listener["@type"] = "type.googleapis.com/envoy.config.listener.v3.Listener".into();
+                listener
+            });
+        typed.collect()
     }
 
     /// The bootstrap that reads its listeners from `file`.
@@ -388,11 +437,14 @@ impl Bootstrap {
     }
 
     fn at(&mut self, pointer: &str, part: Part) -> &mut Value {
-        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
-        let base = self.0.pointer_mut(manager).expect("connection manager");
+        let listener = if part == Part::Api { 1 } else { 0 };
+        let manager = format!(
+            "/static_resources/listeners/{listener}/filter_chains/0/filters/0/typed_config"
+        );
+        let base = self.0.pointer_mut(&manager).expect("connection manager");
         let base = match part {
             Part::Manager => base,
-            Part::Plugin => {
+            Part::Plugin | Part::Api => {
                 let filters = base["http_filters"].as_array_mut().expect("http_filters");
                 let wasm = filters.iter_mut().find(|f| f["name"] == "prefix_router");
                 let wasm = wasm.expect("the filter is in the chain");
@@ -404,10 +456,14 @@ impl Bootstrap {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Part {
+    /// The connection manager of the traffic's listener.
     Manager,
+    /// The plugin there.
     Plugin,
+    /// The plugin of the API's listener.
+    Api,
 }
 
 fn replace_ports(value: &mut Value, map: &[(u16, u16, usize)], seen: &mut [usize]) {

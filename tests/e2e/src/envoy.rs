@@ -63,6 +63,8 @@ pub struct Options {
     pub concurrency: u32,
     /// Port of the listener.
     pub listener: u16,
+    /// Port of the API's listener.
+    pub api: u16,
     /// Port of the admin listener.
     pub admin: u16,
     /// Read the listener from a file, so that [`Envoy::update`] can replace it.
@@ -75,6 +77,7 @@ impl Options {
         Self {
             concurrency,
             listener: free_port(),
+            api: free_port(),
             admin: free_port(),
             dynamic: false,
         }
@@ -157,6 +160,11 @@ impl Envoy {
     /// Where requests go.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.options.listener).into()
+    }
+
+    /// Where the API is.
+    pub fn api_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.options.api).into()
     }
 
     /// Where the admin listener is.
@@ -327,7 +335,7 @@ impl Drop for Envoy {
 fn write_listener(file: &Path, bootstrap: &Bootstrap, version: u32) {
     let response = serde_json::json!({
         "version_info": version.to_string(),
-        "resources": [bootstrap.listener_resource()],
+        "resources": bootstrap.listener_resources(),
     });
     move_into_place(file, &response.to_string());
 }

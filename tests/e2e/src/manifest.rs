@@ -87,7 +87,7 @@ pub fn around(filter: &Value, options: &Options, pods: [u16; 3]) -> Bootstrap {
         Some("stateful_session") => Shipped::StatefulSession,
         Some(other) => panic!("{other} is no destination"),
     };
-    let around = Bootstrap::of(kind).with_ports(options.listener, options.admin, pods);
+    let around = Bootstrap::of(kind).with_ports(options, pods);
     let mut around = around.with_filter(&filter);
     let like = plugin["pods"].as_array().and_then(|pods| pods.first());
     let like = like.expect("static pods").clone();

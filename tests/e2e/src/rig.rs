@@ -32,7 +32,7 @@ pub async fn envoy_of(
     change: impl FnOnce(Bootstrap) -> Bootstrap,
 ) -> Envoy {
     let options = Options::new(concurrency);
-    let shipped = Bootstrap::of(shipped).with_ports(options.listener, options.admin, pods);
+    let shipped = Bootstrap::of(shipped).with_ports(&options, pods);
     let envoy = Envoy::start(&change(shipped), options).await;
     healthy(&envoy).await;
     envoy

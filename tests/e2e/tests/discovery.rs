@@ -51,7 +51,7 @@ async fn with_hosts(hosts: &Hosts, keys: Value, concurrency: u32) -> (Envoy, Boo
         ..Options::new(concurrency)
     };
     let bootstrap = Bootstrap::of(Shipped::OverrideHost)
-        .with_ports(options.listener, options.admin, [9, 9, 9])
+        .with_ports(&options, [9, 9, 9])
         .with_pool_from(&hosts.file())
         .with_discovery(every_100_ms("vllm"))
         .with_plugin(keys);

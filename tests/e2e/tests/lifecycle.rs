@@ -17,7 +17,7 @@ async fn start(concurrency: u32) -> ([Stub; 3], Envoy, Bootstrap) {
         ..Options::new(concurrency)
     };
     let ports = pods.each_ref().map(Stub::port);
-    let bootstrap = Bootstrap::shipped().with_ports(options.listener, options.admin, ports);
+    let bootstrap = Bootstrap::shipped().with_ports(&options, ports);
     let envoy = Envoy::start(&bootstrap, options).await;
     (pods, envoy, bootstrap)
 }
@@ -140,7 +140,8 @@ fn shipped_bootstraps_are_valid() {
     let mut seen = 0;
     for entry in std::fs::read_dir(root().join("envoy")).expect("envoy/") {
         let path = entry.expect("an entry").path();
-        if path.extension().is_some_and(|e| e == "yaml") {
+        let is_yaml = path.extension().is_some_and(|e| e == "yaml");
+        if is_yaml && !path.ends_with("openapi.yaml") {
             let output = envoy::validate(&path);
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{path:?}: {said}");

@@ -48,10 +48,11 @@ async fn main() -> ExitCode {
     let ports = pods.each_ref().map(|pod| pod.addr.port());
     let options = Options {
         listener: port_or_free(bootstrap::LISTENER, "Envoy"),
+        api: port_or_free(bootstrap::API, "the API's listener"),
         admin: port_or_free(bootstrap::ADMIN, "Envoy's admin listener"),
         ..Options::new(2)
     };
-    let shipped = Bootstrap::shipped().with_ports(options.listener, options.admin, ports);
+    let shipped = Bootstrap::shipped().with_ports(&options, ports);
     let envoy = Envoy::start(&shipped, options).await;
 
     let missed = play(&envoy).await;
