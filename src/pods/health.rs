@@ -21,6 +21,11 @@ impl Health {
         self.0 == 0
     }
 
+    /// Whether Envoy reaches it; one that drains or is switched off is still there.
+    pub fn is_reachable(self) -> bool {
+        self.0 & (Self::FAILED_CHECK.0 | Self::OUTLIER.0) == 0
+    }
+
     /// Both reasons.
     #[must_use]
     pub fn with(self, other: Health) -> Health {

@@ -10,6 +10,7 @@ use super::lease::Lease;
 use super::registry::{Known, Registry};
 use super::schedule::Schedule;
 use super::scrape;
+use super::standing::GONE_MS;
 use crate::config::{Config, DestinationMode};
 use crate::store::SharedStore;
 
@@ -301,6 +302,16 @@ impl Keeper {
                 Some(before) => before.clone(),
                 None => Known::default(),
             };
+            let down_since = known.down_since_ms;
+            known.down_since_ms = match health.is_reachable() {
+                true => 0,
+                false if down_since == 0 => now_ms.max(1),
+                false => down_since,
+            };
+            let back = down_since > 0 && known.down_since_ms == 0;
+            if back && now_ms.saturating_sub(down_since) > GONE_MS {
+                news.restarted.push(known.clone());
+            }
             known.name = name;
             known.address = Some(address);
             known.health = health;

@@ -17,7 +17,7 @@ pub const MAX_MODEL_BYTES: usize = 256;
 /// A pod's load is believed for three intervals of reading it, and at least for this long.
 const MIN_LIFE_MS: u64 = 3_000;
 /// Sets these values apart from the table's, and from those of another layout.
-const TAG: u64 = 0x7265_6769_7374_0001;
+const TAG: u64 = 0x7265_6769_7374_0002;
 
 /// All that is known of the pods of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Known {
     pub health: Health,
     /// When it was first there, on the monotonic clock.
     pub since_ms: u64,
+    /// Since when Envoy could not reach it, on the monotonic clock; 0: it can.
+    pub down_since_ms: u64,
     /// What its own metrics said last.
     pub scraped: Option<Scraped>,
     /// Models that it lists; empty: any.
@@ -159,6 +161,7 @@ impl Registry {
             out.text(pod.address.as_deref().unwrap_or_default());
             out.u32(u32::from(pod.health.bits()) | u32::from(pod.discovered) << 8);
             out.u64(pod.since_ms);
+            out.u64(pod.down_since_ms);
             let scraped = pod.scraped.unwrap_or_default();
             out.u64(scraped.at_ms);
             out.u32(scraped.running);
@@ -196,6 +199,7 @@ impl Registry {
                 discovered: flags & 0x100 != 0,
                 health: Health::from_bits(flags as u8),
                 since_ms: from.u64()?,
+                down_since_ms: from.u64()?,
                 ..Known::default()
             };
             let scraped = Scraped {

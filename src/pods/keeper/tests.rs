@@ -214,6 +214,36 @@ fn another_address_under_the_same_name_is_another_process() {
 }
 
 #[test]
+fn a_pod_that_envoy_could_not_reach_for_long_holds_nothing() {
+    let (store, config) = (MemoryStore::default(), config(ONE));
+    let mut keeper = keeper(1);
+    assert!(keeper.hold(&store, &config, 0));
+    let well = clusters(&[("vllm", &[1])]);
+    let with = |health: &str| {
+        well.replace(
+            "\"address\": {\"socket",
+            &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
+        )
+    };
+    let (ill, drains) = (
+        with(r#""failed_active_health_check": true"#),
+        with(r#""eds_health_status": "DRAINING""#),
+    );
+    let mut restarted =
+        |body: &str, now| poll(&mut keeper, &config, now, 200, body).restarted.len();
+    assert_eq!(restarted(&well, 1), 0);
+    assert_eq!(restarted(&ill, 1000), 0);
+    assert_eq!(restarted(&ill, 9000), 0);
+    assert_eq!(restarted(&well, 11_000), 0, "10 s");
+    assert_eq!(restarted(&ill, 20_000), 0);
+    assert_eq!(restarted(&ill, 29_000), 0);
+    assert_eq!(restarted(&well, 30_001), 1, "longer");
+    assert_eq!(restarted(&well, 31_000), 0);
+    assert_eq!(restarted(&drains, 32_000), 0);
+    assert_eq!(restarted(&well, 90_000), 0, "it was there all the time");
+}
+
+#[test]
 fn pods_of_the_configuration_get_what_is_found_of_them() {
     let text = r#""pods": [{"name": "vllm-1"}, {"name": "far", "address": "10.9.0.1:80"}], "discovery": {"cluster": "vllm-*"}"#;
     let (store, config) = (MemoryStore::default(), config(text));
