@@ -33,6 +33,8 @@ pub struct Run {
     pub busy: Vec<f64>,
     /// Requests on each pod, once a second.
     pub series: Vec<Vec<u32>>,
+    /// The rate that the first gateway learned, if it learns one.
+    pub learned_rate: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,6 +109,7 @@ pub fn run(
         busy: sim.pods.iter().map(busy).collect(),
         outcomes: sim.outcomes.into_iter().collect::<Option<_>>()?,
         series: sim.series,
+        learned_rate: sim.gateways.first_mut().and_then(|g| g.learned_rate(now)),
     })
 }
 

@@ -20,6 +20,8 @@ pub struct Measures {
     pub p99: f64,
     /// Prefill time of the busiest pod over the mean.
     pub imbalance: f64,
+    /// The prefill rate that the first gateway learned; 0 of those who do not.
+    pub learned_rate: f64,
 }
 
 impl Measures {
@@ -45,6 +47,7 @@ impl Measures {
             p90: quantile(&times, 0.9),
             p99: quantile(&times, 0.99),
             imbalance: busiest / mean(&run.busy).max(f64::MIN_POSITIVE),
+            learned_rate: run.learned_rate.unwrap_or(0.0),
         }
     }
 }

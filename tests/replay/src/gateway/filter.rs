@@ -71,14 +71,6 @@ impl Filter {
         self.store = store;
         result
     }
-
-    /// Tokens of prefill per second, as learned until `now`.
-    pub fn rate(&mut self, now: Micros) -> f64 {
-        self.with(now, |this, env| {
-            let members = this.router.members(env);
-            this.router.loads(env, &members).1
-        })
-    }
 }
 
 /// The router of the pods that are members now, and which pods they are.
@@ -106,7 +98,7 @@ fn router(setting: &Setting, policy: Policy, board: &Rc<LoadBoard>) -> (Router, 
 
 /// SplitMix64: ids in a row become hashes that have nothing to do with each other.
 fn hash(id: u64) -> u64 {
-    let mut z = (id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut z = id.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
@@ -207,5 +199,12 @@ impl Gateway for Filter {
 
     fn tick(&mut self, now: Micros) {
         self.with(now, |this, env| this.router.tick(env));
+    }
+
+    fn learned_rate(&mut self, now: Micros) -> Option<f64> {
+        self.with(now, |this, env| {
+            let members = this.router.members(env);
+            Some(this.router.loads(env, &members).1)
+        })
     }
 }

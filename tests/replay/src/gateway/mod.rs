@@ -42,6 +42,10 @@ pub trait Gateway {
     fn back(&mut self, _pod: usize) {}
     /// Once a second.
     fn tick(&mut self, _now: Micros) {}
+    /// Tokens of prefill per second as it has learned, if it learns that.
+    fn learned_rate(&mut self, _now: Micros) -> Option<f64> {
+        None
+    }
 }
 
 /// What every gateway is told at its start.

@@ -46,6 +46,21 @@ impl Table {
         })
     }
 
+    /// Index of the filter as it ships; it is always there.
+    pub fn filter(&self) -> usize {
+        self.index(Chooser::default_filter())
+    }
+
+    /// Index of the oracle.
+    pub fn oracle(&self) -> usize {
+        self.index(Chooser::Oracle)
+    }
+
+    fn index(&self, chooser: Chooser) -> usize {
+        let found = self.choosers.iter().position(|c| *c == chooser);
+        found.unwrap_or(0)
+    }
+
     /// The mean over the seeds.
     pub fn value(&self, cell: usize, chooser: usize, of: impl Fn(&Measures) -> f64) -> f64 {
         let values: Vec<f64> = self.scores[cell][chooser].iter().map(of).collect();
