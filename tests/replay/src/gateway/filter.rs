@@ -126,6 +126,7 @@ impl Gateway for Filter {
             let (members, prompts) = (this.router.members(env), [prompt]);
             let question = Question {
                 model: None,
+                response: None,
                 prompts: &prompts,
             };
             let choice = this.router.choose(env, &members, question);
