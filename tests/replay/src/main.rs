@@ -151,7 +151,7 @@ fn sweep(options: &Options, trace: &[Request]) -> Result<()> {
     vary("running_weight_tokens", &[0.0, 300.0], |k, v| {
         k.running_weight_tokens = v
     });
-    vary("slow_start_ms", &[0.0, 10_000.0], |k, v| {
+    vary("slow_start_ms", &[0.0, 30_000.0], |k, v| {
         k.slow_start_ms = v as u32
     });
     vary(

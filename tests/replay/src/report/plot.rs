@@ -76,17 +76,10 @@ pub fn utilisation(table: &Table, path: &Path) -> Result<()> {
             &cells,
             &title,
             |m| 100.0 * m.hits,
-            None,
+            false,
         )?;
         let title = format!("{}: p90 TTFT, s (log)", kind.name());
-        panel(
-            &panels[column + 3],
-            table,
-            &cells,
-            &title,
-            |m| m.p90,
-            Some(()),
-        )?;
+        panel(&panels[column + 3], table, &cells, &title, |m| m.p90, true)?;
     }
     root.present().map_err(failed)
 }
@@ -97,9 +90,10 @@ fn panel(
     cells: &[usize],
     title: &str,
     of: fn(&Measures) -> f64,
-    log: Option<()>,
+    log: bool,
 ) -> Result<()> {
-    let lines: Vec<(Vec<(f64, f64)>, RGBColor, u32)> = drawn()
+    type Line = (Vec<(f64, f64)>, RGBColor, u32);
+    let lines: Vec<Line> = drawn()
         .into_iter()
         .filter_map(|(chooser, color, width)| {
             let who = table.choosers.iter().position(|c| *c == chooser)?;
@@ -149,8 +143,8 @@ fn panel(
         }};
     }
     match log {
-        Some(()) => draw!((low * 0.8..high * 1.25).log_scale(), |v: &f64| short(*v)),
-        None => draw!(0.0..105.0, |v: &f64| format!("{v:.0}")),
+        true => draw!((low * 0.8..high * 1.25).log_scale(), |v: &f64| short(*v)),
+        false => draw!(0.0..105.0, |v: &f64| format!("{v:.0}")),
     }
     Ok(())
 }

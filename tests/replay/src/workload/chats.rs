@@ -83,7 +83,7 @@ pub fn joining(seed: u64, pods: usize, count: usize) -> Workload {
 
 /// Half of the pods are half as fast.
 pub fn uneven(seed: u64, pods: usize, count: usize) -> Workload {
-    let speed = |pod: usize| if pod % 2 == 0 { 1.0 } else { 0.5 };
+    let speed = |pod: usize| if pod.is_multiple_of(2) { 1.0 } else { 0.5 };
     Workload {
         speeds: (0..pods).map(speed).collect(),
         ..chats(seed, pods, count)
