@@ -163,10 +163,24 @@ impl Chooser {
         Chooser::Filter(Policy::Balanced(Balanced::default()))
     }
 
+    /// The filter as it should be set where several gateways share nothing.
+    pub fn agreeing_filter() -> Self {
+        Chooser::Filter(Policy::Balanced(Balanced {
+            home_discount: 0.5,
+            ..Balanced::default()
+        }))
+    }
+
+    /// Whether it is one of those that a cell's best is chosen from.
+    pub fn competes(self) -> bool {
+        self != Chooser::Oracle && self != Self::agreeing_filter()
+    }
+
     /// The filter and its RFC mode, the oracle, and all peers.
     pub fn all() -> Vec<Self> {
         let ours = [
             Self::default_filter(),
+            Self::agreeing_filter(),
             Chooser::Filter(Policy::LongestPrefix),
             Chooser::Oracle,
         ];
@@ -178,6 +192,7 @@ impl Chooser {
     /// In tables and plots.
     pub fn name(self) -> String {
         match self {
+            _ if self == Self::agreeing_filter() => "prefix-router, home_discount 0.5".into(),
             Chooser::Filter(Policy::Balanced(_)) => "prefix-router".into(),
             Chooser::Filter(Policy::LongestPrefix) => "RFC longest prefix".into(),
             Chooser::Oracle => "oracle".into(),

@@ -1,7 +1,7 @@
 //! One small cell, in seconds: the replayer keeps its books, gives the same numbers twice, and the
 //! filter's policy does what it is for.
 
-use prefix_router::config::Policy;
+use prefix_router::config::{Balanced, Policy};
 use replay::gateway::Rule;
 use replay::grid::{Cell, Chooser, Kind};
 use replay::sim::Run;
@@ -124,4 +124,20 @@ fn the_rate_is_learned() {
         .learned_rate;
     let real = replay::grid::RATE;
     assert!((0.8 * real..1.25 * real).contains(&learned), "{learned}");
+}
+
+/// Pods that join are not held back for long: slow start costs little of what they bring.
+#[test]
+fn pods_that_join_soon_help() {
+    let quick = Balanced {
+        slow_start_ms: 0,
+        ..Balanced::default()
+    };
+    let ours = run(cell(Kind::Joining), Chooser::default_filter()).2;
+    let at_once = run(
+        cell(Kind::Joining),
+        Chooser::Filter(Policy::Balanced(quick)),
+    )
+    .2;
+    assert!(ours.mean < 1.05 * at_once.mean, "{ours:?} {at_once:?}");
 }

@@ -1,7 +1,7 @@
 //! The runs as ratios to the best of each cell.
 //!
 //! Owns the aggregation. A cell's number is the mean over its seeds; the best is the rule with the
-//! lowest one, the filter included and the oracle not; the interval comes from the spread of the
+//! lowest one, the filter as it ships included and the oracle not; the interval comes from the spread of the
 //! seeds' own geometric means.
 
 use crate::grid::{Cell, Chooser, Score, SEEDS};
@@ -75,7 +75,7 @@ impl Table {
 
     /// The rule with the lowest value in a cell.
     pub fn best(&self, cell: usize, of: impl Fn(&Measures) -> f64 + Copy) -> usize {
-        let rules = (0..self.choosers.len()).filter(|c| self.choosers[*c] != Chooser::Oracle);
+        let rules = (0..self.choosers.len()).filter(|c| self.choosers[*c].competes());
         let value = |c: &usize| self.value(cell, *c, of);
         rules
             .min_by(|a, b| value(a).total_cmp(&value(b)))

@@ -91,7 +91,8 @@ pub fn summary(table: &Table) -> String {
     let (one, two) = (of(1), of(2));
     let mut out = format!(
         "Of {} cells: workloads × 4, 8, 16 pods × utilisation 0.5, 0.8, 1.1 (of the work that an infinite single cache leaves) × a cache\n\
-         smaller and one larger than what is in use. In each the rules are measured against the best of them; numbers are geometric means over the cells,\n\
+         smaller and one larger than what is in use. In each the rules are measured against the best of them (not the oracle, nor the filter\n\
+         with another setting); numbers are geometric means over the cells,\n\
          ± half of the 95 % interval over {} seeds. Pods prefill {} tokens a second, first come first served, and run {} requests at most.\n\n",
         one.len(),
         grid::SEEDS,
