@@ -3,7 +3,8 @@
 //!
 //! Owns the state; the choice is a function of a [`View`] (`rules`). Every rule with a table gets
 //! the best one: least recently used per pod, at exactly the pod's own size, whatever its authors
-//! ship; every rule knows at once that a pod died, and forgets what it held.
+//! ship; every rule knows at once that a pod died, and forgets what
+//! it held; metrics are never old.
 
 use super::rules::{Rule, View};
 use super::{Gateway, Setting};
