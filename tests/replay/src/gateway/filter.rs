@@ -119,6 +119,7 @@ impl Gateway for Filter {
         let chunks = request.chain.iter().map(|id| ChunkHash(hash((*id).into())));
         let prompt = Prompt {
             chunks: chunks.collect(),
+            identity: 0,
             home: home(id, request, self.setting.block_tokens),
             bytes: request.tokens as usize * BYTES_PER_TOKEN,
         };
