@@ -33,7 +33,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench kubernetes image \
+.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench replay kubernetes image \
 	test-docker test-matrix compose dist clean
 
 help: ## List the targets
@@ -91,7 +91,7 @@ lint: wasm-target ## Clippy for the host and for the module, warnings denied
 
 unit: ## Unit and property tests: no Envoy, no network
 	$(call say,unit tests)
-	cargo test -p prefix-router -p sim-vllm -p sql-reference
+	cargo test -p prefix-router -p sim-vllm -p sql-reference -p replay
 	cargo test -p e2e --lib
 
 check-module: build ## The module's imports, exports and size
@@ -155,6 +155,12 @@ $(SBOM_VENV):
 	python3 -m venv $@.new
 	$@.new/bin/pip install -q --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.12.0'
 	rm -rf $@ && mv $@.new $@
+
+TRACE := ../shared/traces/conversation_trace.jsonl
+
+replay: ## The policy beside others' over traces, in simulated time; writes target/replay and the tables of README
+	$(call say,replay (a few minutes))
+	cargo run --profile replay -p replay -- --trace $(TRACE) --results tests/replay/results --readme README.md
 
 clean: ## Remove everything that was built
 	rm -rf target

@@ -355,7 +355,7 @@ impl Default for Balanced {
             recompute_penalty_per_backlog_second: 8.0,
             home_discount: 0.1,
             prefill_tokens_per_second: 8000.0,
-            slow_start_ms: 30_000,
+            slow_start_ms: 10_000,
         }
     }
 }
