@@ -57,6 +57,8 @@ pub struct Question<'a> {
     pub prompts: &'a [Prompt],
     /// The response that the request is about: the pod that made it alone has it.
     pub response: Option<ResponseKey>,
+    /// What a pod holds is of no use to it.
+    pub recomputes: bool,
 }
 
 /// What a choice was made of.
@@ -161,12 +163,14 @@ impl Router {
             model,
             prompts,
             response,
+            recomputes,
         } = question;
         let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
         let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
         // A text shorter than a chunk has nothing to look up.
-        for prompt in prompts.iter().filter(|prompt| !prompt.chunks.is_empty()) {
+        let of_use = |prompt: &&Prompt| !prompt.chunks.is_empty() && !recomputes;
+        for prompt in prompts.iter().filter(of_use) {
             let query = self.table.query(env.store, &prompt.chunks, &slots);
             let sums = matched
                 .iter_mut()
