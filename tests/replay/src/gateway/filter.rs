@@ -126,6 +126,7 @@ impl Gateway for Filter {
         self.with(now, |this, env| {
             let (members, prompts) = (this.router.members(env), [prompt]);
             let question = Question {
+                recomputes: false,
                 model: None,
                 response: None,
                 prompts: &prompts,
