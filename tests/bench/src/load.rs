@@ -1,6 +1,7 @@
 //! A load generator light enough not to be what is measured: blocking sockets, one thread per
 //! connection, requests serialised once, answers read by their content-length.
 
+use crate::bodies;
 use anyhow::{bail, Context, Result};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -44,6 +45,14 @@ pub fn request(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Chats of about `size` bytes, ready to be sent: enough that a prompt does not come again at
+/// once, fewer of the large ones.
+pub fn requests(size: usize) -> Vec<Vec<u8>> {
+    let count = (32_000_000 / size).clamp(24, 512);
+    let bodies = bodies::chats(size, count);
+    bodies.iter().map(|body| request(body)).collect()
+}
+
 /// Sends `requests` in turn over `connections` sockets for about `time`.
 pub fn run(
     to: SocketAddr,
@@ -68,6 +77,14 @@ pub fn run(
     let elapsed = start.elapsed();
     latencies.sort_unstable();
     Ok(Measured { latencies, elapsed })
+}
+
+/// Sends one request on a connection of its own.
+pub fn once(to: SocketAddr, request: &[u8]) -> Result<()> {
+    let mut socket = TcpStream::connect(to).context("connect")?;
+    socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+    socket.write_all(request)?;
+    read_answer(&mut socket, &mut vec![0; 64 << 10])
 }
 
 fn one_connection(
