@@ -121,12 +121,13 @@ bench: build envoy ## The cost: criterion for the core, then Envoy with and with
 
 peers: ## Install the routers that bench-peers compares with; one that cannot be is left out
 	$(call say,peers into $(PEERS))
-	@install() { test -x $(PEERS)/$$1/bin/$$3 || { python3 -m venv $(PEERS)/$$1 \
-	    && timeout 300 $(PEERS)/$$1/bin/pip install --quiet --disable-pip-version-check "$$2"; } \
-	    || echo "left out: $$1"; }; \
+	@mkdir -p $(PEERS); export GIT_TERMINAL_PROMPT=0; \
+	install() { test -x $(PEERS)/$$1/bin/$$3 || { python3 -m venv $(PEERS)/$$1 && timeout 300 \
+	    $(PEERS)/$$1/bin/pip install --disable-pip-version-check "$$2"; } >$(PEERS)/$$1.log 2>&1 \
+	    || echo "left out: $$1, see $(PEERS)/$$1.log"; }; \
 	for peer in $(PEER_PACKAGES); do \
 	  package=$${peer%,*}; install $${package%%=*} $$package $${peer#*,}; done; \
-	GIT_TERMINAL_PROMPT=0 install production-stack $(PEER_STACK) vllm-router
+	install production-stack $(PEER_STACK) vllm-router
 
 bench-peers: build envoy peers ## This router beside others: cost, and chats through slow pods (10 minutes); writes into README
 	$(call say,prefix-router and its peers)

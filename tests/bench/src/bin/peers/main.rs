@@ -17,7 +17,7 @@ use clap::Parser;
 use e2e::bootstrap::root;
 use report::Report;
 use routers::{Fleet, DIRECT};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Parser)]
 #[command(about = "Cost and worth of prefix-router and its peers, in one run")]
@@ -37,6 +37,9 @@ pub struct Arguments {
     /// Body sizes in bytes
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 16_000, 100_000, 1_000_000])]
     sizes: Vec<usize>,
+    /// Other settings of sglang-router, vllm-router and smg for the chats
+    #[arg(long, allow_hyphen_values = true)]
+    radix: Option<String>,
     /// Only these rows (comma-separated), and then nothing but target/peers/report.md is written
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -80,6 +83,7 @@ async fn measure_cost(arguments: &Arguments, report: &mut Report) -> Result<()> 
         ports: &pods.ports,
         cache_tokens: None,
         workers: arguments.workers,
+        radix: arguments.radix.as_deref(),
     };
     let (routers, skipped) = routers::start(fleet, &arguments.only).await?;
     report.skipped(skipped);
@@ -113,6 +117,7 @@ async fn play_chats(arguments: &Arguments, report: &mut Report) -> Result<()> {
         ports: &pods.ports,
         cache_tokens: Some(BLOCKS * 16),
         workers: arguments.workers,
+        radix: arguments.radix.as_deref(),
     };
     let (mut routers, skipped) = routers::start(fleet, &arguments.only).await?;
     routers.retain(|router| router.name != DIRECT);
@@ -122,8 +127,10 @@ async fn play_chats(arguments: &Arguments, report: &mut Report) -> Result<()> {
         for turn in 0..routers.len() {
             let who = (turn + round as usize) % routers.len();
             let router = &routers[who];
-            eprintln!("chats, round {}: {}", round + 1, router.name);
+            let start = Instant::now();
             let outcome = chats::play(router, &pods.ports, SHAPE, 1 + round).await?;
+            let took = start.elapsed().as_secs_f64();
+            eprintln!("chats, round {}: {}, {took:.1} s", round + 1, router.name);
             outcomes[who].add(&outcome);
         }
     }

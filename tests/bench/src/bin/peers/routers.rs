@@ -30,6 +30,8 @@ pub struct Fleet<'a> {
     pub cache_tokens: Option<usize>,
     /// Worker threads of Envoy.
     pub workers: u32,
+    /// Instead of what [`radix`] says.
+    pub radix: Option<&'a str>,
 }
 
 /// A router of somebody else.
@@ -50,12 +52,14 @@ struct Peer {
 /// requests more than another: 64 by default, which these chats never reach, so they get a fair
 /// one. Their trees are told what the pods can hold, in characters, of which four are a token.
 fn radix(fleet: Fleet, trees_share: usize) -> String {
-    let policy = "--policy cache_aware";
     let Some(tokens) = fleet.cache_tokens else {
-        return policy.into();
+        return "--policy cache_aware".into();
     };
+    if let Some(given) = fleet.radix {
+        return given.into();
+    }
     format!(
-        "{policy} --balance-abs-threshold 4 --balance-rel-threshold 1.5 --max-tree-size {} \
+        "--policy cache_aware --balance-abs-threshold 4 --balance-rel-threshold 1.5 --max-tree-size {} \
          --eviction-interval-secs 5",
         tokens * 4 * trees_share
     )
