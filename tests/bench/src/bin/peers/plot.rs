@@ -164,8 +164,11 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
+/// The ticks of a logarithmic axis that have room for a label: 1, 2 and 5.
 fn short(value: &f64) -> String {
+    let leading = value / 10f64.powf(value.log10().floor());
     match *value {
+        _ if ![1.0, 2.0, 5.0].contains(&leading.round()) => String::new(),
         v if v >= 1e6 => format!("{} M", v / 1e6),
         v if v >= 1e3 => format!("{} k", v / 1e3),
         v => format!("{v}"),
