@@ -59,7 +59,7 @@ fn radix(fleet: Fleet, trees_share: usize) -> String {
         return given.into();
     }
     format!(
-        "--policy cache_aware --balance-abs-threshold 4 --balance-rel-threshold 1.5 --max-tree-size {} \
+        "--policy cache_aware --balance-abs-threshold 8 --balance-rel-threshold 1.5 --max-tree-size {} \
          --eviction-interval-secs 5",
         tokens * 4 * trees_share
     )
@@ -222,11 +222,7 @@ async fn envoy(fleet: Fleet<'_>, name: &str) -> Router {
     let options = Options::new(fleet.workers);
     let (first, more) = fleet.ports.split_at(3);
     let shipped = Bootstrap::shipped()
-        .with_ports(
-            options.listener,
-            options.admin,
-            [first[0], first[1], first[2]],
-        )
+        .with_ports(&options, [first[0], first[1], first[2]])
         .with_more_pods(more);
     let ours = name == OURS;
     let mut settings = "shipped `envoy.yaml`".to_string();
