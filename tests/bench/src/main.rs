@@ -3,16 +3,14 @@
 //!
 //! Timings of one machine mean little; the ratios of one run are what to read.
 
-mod bodies;
-mod load;
-
 use anyhow::{Context, Result};
+use bench::load::{self, Measured};
+use bench::median;
+use bench::pods::Pods;
+use bench::process::cpu_time;
 use clap::Parser;
 use e2e::bootstrap::Bootstrap;
 use e2e::envoy::{Envoy, Options};
-use load::Measured;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,32 +41,19 @@ struct Subject {
     many: Vec<Vec<(Measured, Duration)>>,
 }
 
-/// The simulated pods as a process of their own; ended with the bench.
-struct Pods {
-    process: Child,
-    ports: [u16; 3],
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 const CONNECTIONS: usize = 16;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let keys = serde_json::from_str(&arguments.plugin).context("--plugin")?;
-    let pods = start_pods()?;
+    let pods = Pods::start(3, &["--fast"])?;
     let mut with = subject(&pods, &arguments, |bootstrap| bootstrap.with_plugin(keys)).await;
     let mut without = subject(&pods, &arguments, Bootstrap::without_filter).await;
     let cases: Vec<Arc<Vec<Vec<u8>>>> = arguments
         .sizes
         .iter()
-        .map(|size| Arc::new(requests(*size)))
+        .map(|size| Arc::new(load::requests(*size)))
         .collect();
     let time = Duration::from_millis(arguments.millis);
     for round in 0..arguments.rounds {
@@ -88,43 +73,14 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Bodies enough that a prompt does not come again at once; fewer of the large ones.
-fn requests(size: usize) -> Vec<Vec<u8>> {
-    let count = (32_000_000 / size).clamp(24, 512);
-    bodies::chats(size, count)
-        .iter()
-        .map(|body| load::request(body))
-        .collect()
-}
-
-fn start_pods() -> Result<Pods> {
-    let mut process = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "-p", "sim-vllm", "--"])
-        .args(["--pods", "3", "--port", "0", "--fast"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("the simulated pods")?;
-    let stdout = process
-        .stdout
-        .take()
-        .context("stdout of the simulated pods")?;
-    let mut ports = [0; 3];
-    let mut lines = BufReader::new(stdout).lines();
-    for port in &mut ports {
-        let line = lines.next().context("a line for each pod")??;
-        *port = line.rsplit(':').next().context("a port")?.trim().parse()?;
-    }
-    std::thread::spawn(move || lines.for_each(drop));
-    Ok(Pods { process, ports })
-}
-
 async fn subject(
     pods: &Pods,
     arguments: &Arguments,
     change: impl FnOnce(Bootstrap) -> Bootstrap,
 ) -> Subject {
     let options = Options::new(arguments.workers);
-    let shipped = Bootstrap::shipped().with_ports(&options, pods.ports);
+    let ports = [pods.ports[0], pods.ports[1], pods.ports[2]];
+    let shipped = Bootstrap::shipped().with_ports(&options, ports);
     let envoy = Envoy::start(&change(shipped), options).await;
     let cases = arguments.sizes.len();
     Subject {
@@ -157,29 +113,6 @@ impl Subject {
             median(many.iter().map(|(_, cpu)| cpu.as_secs_f64() * 1e6)),
         ]
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// User and system time of a process so far.
-fn cpu_time(pid: u32) -> Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields = stat
-        .rsplit(") ")
-        .next()
-        .context("fields of /proc/pid/stat")?;
-    let ticks: u64 = fields
-        .split(' ')
-        .skip(11)
-        .take(2)
-        .filter_map(|f| f.parse::<u64>().ok())
-        .sum();
-    // USER_HZ is 100 on Linux.
-    Ok(Duration::from_millis(ticks * 10))
 }
 
 fn report(arguments: &Arguments, with: &Subject, without: &Subject) {
