@@ -26,7 +26,7 @@ pub enum Stream {
 }
 
 /// Fields of a body that are part of the identity. Append only: the place is hashed.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 16] = [
     "model",
     "cache_salt",
     "tools",
@@ -41,10 +41,14 @@ const FIELDS: [&str; 14] = [
     "truncate_prompt_tokens",
     PROMPT_EMBEDS,
     PREVIOUS_RESPONSE,
+    THINKING,
+    OUTPUT_CONFIG,
 ];
 const REASONING: &str = "reasoning";
 const PROMPT_EMBEDS: &str = "prompt_embeds";
 const PREVIOUS_RESPONSE: &str = "previous_response_id";
+const THINKING: &str = "thinking";
+const OUTPUT_CONFIG: &str = "output_config";
 
 /// The fields of one body.
 pub struct Identity<'t> {
@@ -86,10 +90,15 @@ impl<'t> Identity<'t> {
         let mut frame = begin(stream);
         for ((place, name), field) in (0u8..).zip(FIELDS).zip(self.fields) {
             let field = match field {
-                // Of the reasoning settings of a response, only the effort reaches the template.
-                Some(settings) if name == REASONING => {
+                // Of these settings, only the effort reaches the template.
+                Some(settings) if name == REASONING || name == OUTPUT_CONFIG => {
                     let [effort] = settings.pick(["effort"]);
                     effort
+                }
+                // Only switched off, which is an effort too; a budget is not in the prompt.
+                Some(settings) if name == THINKING => {
+                    let [kind] = settings.pick(["type"]);
+                    kind.filter(|kind| kind.text().is_some_and(|text| text.is(b"disabled")))
                 }
                 field => field,
             };

@@ -112,6 +112,8 @@ pub struct Prompts {
     pub previous_response: Option<Vec<u8>>,
     /// Each prompt of the body. None of a first part: none has been seen yet.
     pub prompts: Vec<Prompt>,
+    /// All of them are computed, whatever the cache holds; the cache is filled as ever.
+    pub recomputes: bool,
 }
 
 /// Why a body has no prompt that can be hashed.
@@ -178,7 +180,21 @@ pub fn read(
             _ => None,
         },
         prompts,
+        recomputes: recomputes(api, root),
     })
+}
+
+/// Whether log-probabilities of the prompt's own tokens are asked for, by their name or as those of
+/// an echo: vLLM then leaves its cache unread, for it holds no log-probabilities.
+fn recomputes(api: Api, root: Value<'_>) -> bool {
+    let [of_prompt, echo, of_answer] = root.pick(["prompt_logprobs", "echo", "logprobs"]);
+    let is_given = |field: Option<Value<'_>>| field.is_some_and(|v| v.kind() != Kind::Null);
+    let echoes = echo.is_some_and(|echo| echo.raw() == b"true");
+    match api {
+        Api::Chat => is_given(of_prompt) || echoes,
+        Api::Completions => is_given(of_prompt) || echoes && is_given(of_answer),
+        _ => false,
+    }
 }
 
 /// Hashes a text as the completions API would hash it as a prompt.
@@ -189,6 +205,7 @@ pub fn raw(text: &[u8], model: Option<&str>, chunk_bytes: usize) -> Prompts {
         model: model.map(str::to_owned),
         previous_response: None,
         prompts: vec![hashed(chunker)],
+        recomputes: false,
     }
 }
 

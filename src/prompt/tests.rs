@@ -240,6 +240,8 @@ fn each_field_of_the_identity_changes_every_chunk() {
         ("truncate_prompt_tokens", json!(5)),
         ("prompt_embeds", json!("AAAA")),
         ("previous_response_id", json!("r")),
+        ("thinking", json!({"type": "disabled"})),
+        ("output_config", json!({"effort": "low"})),
     ];
     for api in APIS {
         let mut seen = vec![stream(api, &plain)];
@@ -261,11 +263,44 @@ fn each_field_of_the_identity_changes_every_chunk() {
         kwargs(r#"{"tools":[{"a":1,"b":2}],"messages":[{"role":"user"}]}"#),
         kwargs(r#"{"tools":[{"b":2,"a":1}],"messages":[{"role":"user"}]}"#),
     );
+    let asks = |more: Json| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hello"}]});
+        body[more[0].as_str().unwrap()] = more[1].clone();
+        stream(Api::Messages, &body)
+    };
+    let plain = asks(json!(["max_tokens", 5]));
+    let budget = json!({"type": "enabled", "budget_tokens": 1024});
+    assert_eq!(asks(json!(["thinking", budget])), plain);
+    let format = json!({"format": {"type": "json_schema"}});
+    assert_eq!(asks(json!(["output_config", format])), plain);
     let summary = json!({"input": "hello", "reasoning": {"summary": "auto"}});
     assert_eq!(
         stream(Api::Responses, &summary),
         stream(Api::Responses, &json!({"input": "hello"}))
     );
+}
+
+#[test]
+fn log_probabilities_of_the_prompt_need_all_of_it() {
+    let cases = [
+        (r#""prompt_logprobs":0"#, true, true),
+        (r#""prompt_logprobs":null"#, false, false),
+        (r#""echo":true"#, true, false),
+        (r#""echo":true,"logprobs":1"#, true, true),
+        (r#""echo":false,"logprobs":1"#, false, false),
+        (r#""logprobs":true"#, false, false),
+    ];
+    for (fields, of_chat, of_text) in cases {
+        let body = format!(r#"{{"messages":[],"prompt":"p",{fields}}}"#);
+        let recomputes = |api| {
+            read(api, body.as_bytes(), Extent::Whole, BYTE)
+                .unwrap()
+                .recomputes
+        };
+        assert_eq!(recomputes(Api::Chat), of_chat, "{fields}");
+        assert_eq!(recomputes(Api::Completions), of_text, "{fields}");
+        assert!(!recomputes(Api::Tokenize));
+    }
 }
 
 #[test]

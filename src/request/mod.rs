@@ -239,11 +239,13 @@ impl Request {
             model,
             previous_response,
             prompts,
+            recomputes,
         } = prompts;
         let question = Question {
             model: model.as_deref(),
             prompts: &prompts,
             response: previous_response.as_deref().map(ResponseKey::of),
+            recomputes,
         };
         let members = router.members(env);
         let choice = router.choose(env, &members, question);

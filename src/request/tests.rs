@@ -501,6 +501,18 @@ fn queries_that_fill_no_cache_are_not_credited() {
 }
 
 #[test]
+fn what_is_computed_anyway_claims_nothing_and_is_credited() {
+    let world = World::new("");
+    let body = long("log-probabilities ");
+    let (_, go) = world.send(&body);
+    let scored = body.replacen('{', r#"{"prompt_logprobs":1,"#, 1);
+    let (_, again) = world.send(&scored);
+    assert_ne!(address(&again), address(&go), "by load");
+    let held = world.held(&body);
+    assert!(held[0] > 0 && held[0] == held[1], "{held:?}");
+}
+
+#[test]
 fn an_answer_before_the_decision_is_only_relabelled() {
     let world = World::new("");
     let mut request = Request::default();
@@ -535,7 +547,6 @@ fn a_model_goes_to_pods_that_serve_it() {
     let first = |model| {
         let question = Question {
             model: Some(model),
-            prompts: &[],
             ..Question::default()
         };
         router

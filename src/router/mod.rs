@@ -71,6 +71,8 @@ pub struct Question<'a> {
     pub prompts: &'a [Prompt],
     /// The response that the request is about: the pod that made it alone has it.
     pub response: Option<ResponseKey>,
+    /// What a pod holds is of no use to it.
+    pub recomputes: bool,
 }
 
 /// What a choice was made of.
@@ -232,8 +234,10 @@ impl Router {
             model,
             prompts,
             response,
+            recomputes,
         } = question;
-        let (matched, queries) = self.matched(env, members, prompts);
+        let of_use = if recomputes { &[] } else { prompts };
+        let (matched, queries) = self.matched(env, members, of_use);
         let bytes = prompts
             .iter()
             .fold(0usize, |sum, prompt| sum.saturating_add(prompt.bytes));

@@ -92,8 +92,10 @@ def _usage(path: str, events: list[dict]) -> tuple[int, int]:
         holder = event.get("response") or event.get("message") or event
         usage |= {k: v for k, v in (holder.get("usage") or {}).items() if v is not None}
     if path == MESSAGES:
+        # The three are disjoint here.
         cached = usage.get("cache_read_input_tokens", 0)
-        return usage["input_tokens"] + cached, cached
+        written = usage.get("cache_creation_input_tokens", 0)
+        return usage["input_tokens"] + cached + written, cached
     if path == RESPONSES:
         return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
     details = usage.get("prompt_tokens_details") or {}

@@ -5,6 +5,7 @@ tables are written at the end, if all of it was measured.
 """
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ NAMES = ["base", "adapter-a", "adapter-b"]
 # Cache of a pod: 38,400 tokens.
 BLOCKS = 1200
 PODS = 2
+
+# Asked to end, pytest ends in order, and what it started with it.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

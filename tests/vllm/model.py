@@ -14,8 +14,12 @@ from prompts import corpus
 CONTEXT = 16384
 END_OF_TEXT, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# ChatML, with the tools where the usual templates have them: before everything else.
+# ChatML, with effort and tools where the usual templates have them: before everything else.
 TEMPLATE = """\
+{%- if reasoning_effort -%}
+<|im_start|>system
+Effort: {{ reasoning_effort }}<|im_end|>
+{% endif -%}
 {%- if tools -%}
 <|im_start|>system
 Tools: {{ tools | tojson }}<|im_end|>

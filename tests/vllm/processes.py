@@ -83,6 +83,8 @@ def start_pod(name: str, port: int, model: Path, names: list[str], blocks: int) 
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # A core for each pod: threads that share cores wait for each other at every step.
+        "OMP_NUM_THREADS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(OUT / "cache"),

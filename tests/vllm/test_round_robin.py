@@ -22,7 +22,7 @@ CLIENTS = 4
 
 async def chats(session: aiohttp.ClientSession, seed: str, count: int, turns: int) -> list[Answer]:
     """So many chats, each with a document of its own, turn after turn in random order."""
-    histories = [[{"role": "user", "content": text(f"{seed}, chat {i}", 9000)}] for i in range(count)]
+    histories = [[{"role": "user", "content": text(f"{seed}, chat {i}", 12000)}] for i in range(count)]
     rng = random.Random(seed)
     limit = asyncio.Semaphore(CLIENTS)
     answers = []
@@ -91,8 +91,8 @@ def compare(rig, ledger, name: str, workload: Callable[..., Awaitable[list]]) ->
 
 
 def test_chats_that_one_pod_cannot_hold(rig, ledger):
-    """16 chats of up to 3,400 tokens: 1.4 times the cache of a pod, 0.7 of both."""
-    workload = lambda session, seed: chats(session, seed, 16, 10)
+    """16 chats of up to 3,300 tokens: 1.4 times the cache of a pod, 0.7 of both together."""
+    workload = lambda session, seed: chats(session, seed, 16, 8)
     turns, routed = compare(rig, ledger, "chats, more than a pod can hold", workload)
     assert routed.hits > turns.hits
     assert routed.mean_s <= turns.mean_s / 3
@@ -100,7 +100,7 @@ def test_chats_that_one_pod_cannot_hold(rig, ledger):
 
 def test_chats_that_every_pod_can_hold(rig, ledger):
     """4 chats: round robin computes each once per pod, and then has it everywhere."""
-    workload = lambda session, seed: chats(session, seed, 4, 10)
+    workload = lambda session, seed: chats(session, seed, 4, 8)
     turns, routed = compare(rig, ledger, "chats, few enough for every pod", workload)
     assert routed.hits > turns.hits
     assert routed.mean_s < turns.mean_s
