@@ -19,7 +19,7 @@ from processes import BLOCK_TOKENS, OUT, Process, free_port, start_envoy, start_
 
 # Names that one model answers to, as LoRA adapters are named.
 NAMES = ["base", "adapter-a", "adapter-b"]
-# Cache of a pod: 38,400 tokens.
+# Cache of a pod, in blocks: 38,400 tokens.
 BLOCKS = 1200
 PODS = 2
 

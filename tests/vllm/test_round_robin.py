@@ -92,17 +92,17 @@ def compare(rig, ledger, name: str, workload: Callable[..., Awaitable[list]]) ->
 
 
 def test_chats_that_one_pod_cannot_hold(rig, ledger):
-    """16 chats of up to 3,300 tokens: 1.4 times the cache of a pod, 0.7 of both together."""
-    workload = lambda session, seed: chats(session, seed, 16, 8)
-    turns, routed = compare(rig, ledger, "chats, more than a pod can hold", workload)
+    """16 chats of up to 3,700 tokens: 1.5 times the cache of a pod, three quarters of both."""
+    workload = lambda session, seed: chats(session, seed, 16, 12)
+    turns, routed = compare(rig, ledger, "16 chats, more than one pod can hold", workload)
     assert routed.hits > turns.hits
     assert routed.mean_s <= turns.mean_s / 3
 
 
 def test_chats_that_every_pod_can_hold(rig, ledger):
     """4 chats: round robin computes each once per pod, and then has it everywhere."""
-    workload = lambda session, seed: chats(session, seed, 4, 8)
-    turns, routed = compare(rig, ledger, "chats, few enough for every pod", workload)
+    workload = lambda session, seed: chats(session, seed, 4, 12)
+    turns, routed = compare(rig, ledger, "4 chats, few enough for every pod", workload)
     assert routed.hits > turns.hits
     assert routed.mean_s < turns.mean_s
 
@@ -110,7 +110,7 @@ def test_chats_that_every_pod_can_hold(rig, ledger):
 def test_a_shared_system_prompt(rig, ledger):
     """Nothing to win but the second computation; nothing may be lost either."""
     workload = lambda session, seed: questions(session, seed, 40)
-    turns, routed = compare(rig, ledger, "a system prompt that all share", workload)
+    turns, routed = compare(rig, ledger, "40 questions to one system prompt", workload)
     assert routed.mean_s < turns.mean_s * 1.25
 
 
