@@ -29,6 +29,7 @@ pub fn explain(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<
     let question = Question {
         model: seen.as_ref().and_then(|seen| seen.model.as_deref()),
         prompts: seen.as_ref().map_or(&[], |seen| &seen.prompts),
+        recomputes: seen.as_ref().is_some_and(|seen| seen.recomputes),
         ..Question::default()
     };
     let choice = router.foresee(env, &members, question);

@@ -236,10 +236,8 @@ impl Router {
             response,
             recomputes,
         } = question;
-        let (matched, queries) = match recomputes {
-            true => (vec![0; members.len()], Vec::new()),
-            false => self.matched(env, members, prompts),
-        };
+        let of_use = if recomputes { &[] } else { prompts };
+        let (matched, queries) = self.matched(env, members, of_use);
         let bytes = prompts
             .iter()
             .fold(0usize, |sum, prompt| sum.saturating_add(prompt.bytes));

@@ -272,8 +272,13 @@ impl Bootstrap {
         self
     }
 
-    /// Without the filter: what remains when it is bypassed.
-    pub fn without_filter(self) -> Self {
+    /// Without the filter: what remains when it is bypassed. The API goes with it: its listener
+    /// would keep the VMs.
+    pub fn without_filter(mut self) -> Self {
+        if self.parts().contains(&Part::Api) {
+            let listeners = self.0["static_resources"]["listeners"].as_array_mut();
+            listeners.expect("listeners").truncate(1);
+        }
         self.without_http_filter("prefix_router")
     }
 
@@ -292,8 +297,9 @@ impl Bootstrap {
     pub fn with_split(mut self, first: usize, weights: [u32; 2], other: &str) -> Self {
         let clusters = &mut self.0["static_resources"]["clusters"];
         let clusters = clusters.as_array_mut().expect("clusters");
-        assert_eq!(clusters.len(), 1, "one cluster of all pods");
-        let mut second = clusters[0].clone();
+        let pool = clusters.iter().position(|c| c["name"] == "vllm");
+        let pool = pool.expect("one cluster of all pods");
+        let mut second = clusters[pool].clone();
         second["name"] = other.into();
         second["load_assignment"]["cluster_name"] = other.into();
         let endpoints = "/load_assignment/endpoints/0/lb_endpoints";
@@ -301,11 +307,11 @@ impl Bootstrap {
             let list = cluster.pointer_mut(endpoints).expect("endpoints");
             list.as_array_mut().map(std::mem::take).expect("a list")
         };
-        let mut pods = list(&mut clusters[0]);
+        let mut pods = list(&mut clusters[pool]);
         list(&mut second);
         *second.pointer_mut(endpoints).expect("endpoints") = pods.split_off(first).into();
-        *clusters[0].pointer_mut(endpoints).expect("endpoints") = pods.into();
-        let name = clusters[0]["name"].clone();
+        *clusters[pool].pointer_mut(endpoints).expect("endpoints") = pods.into();
+        let name = clusters[pool]["name"].clone();
         clusters.push(second);
         let route = "/route_config/virtual_hosts/0/routes/0/route";
         let route = self

@@ -126,10 +126,8 @@ impl Gateway for Filter {
         self.with(now, |this, env| {
             let (members, prompts) = (this.router.members(env), [prompt]);
             let question = Question {
-                recomputes: false,
-                model: None,
-                response: None,
                 prompts: &prompts,
+                ..Question::default()
             };
             let choice = this.router.choose(env, &members, question);
             let Some((choice, pod)) = choice
