@@ -182,7 +182,7 @@ fn pods(node: &Node<'_>) -> Result<Vec<Pod>, ConfigError> {
             name: name.text(expected, is_pod_name)?,
             address: address
                 .as_ref()
-                .map(|n| n.text("host:port", is_host_port))
+                .map(|n| n.text("host:port", is_host_port).map(canonical))
                 .transpose()?,
             models: keys.or("models", Vec::new(), |n| {
                 texts(&n, "a model's name", is_text)
@@ -281,6 +281,14 @@ fn capacity(node: &Node<'_>) -> Result<Capacity, ConfigError> {
         Err(_) => Err(node.refuse(format_args!(
             "\"auto\" or a whole number from 16 to {MAX_CAPACITY}"
         ))),
+    }
+}
+
+/// The spelling of an address that Envoy uses.
+fn canonical(address: String) -> String {
+    match address.parse::<SocketAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => address,
     }
 }
 

@@ -151,6 +151,9 @@ extern "C" {
 const WASI_CLOCK_REALTIME: u32 = 0;
 const WASI_CLOCK_MONOTONIC: u32 = 1;
 
+/// What a call to a cluster that does not exist gives.
+const BAD_ARGUMENT: u32 = 2;
+
 fn checked(status: u32) -> Result<(), Failed> {
     match status {
         0 => Ok(()),
@@ -312,9 +315,17 @@ pub fn record_metric(id: u32, value: u64) {
     unsafe { proxy_record_metric(id, value) };
 }
 
-/// Calls a cluster with these headers; the token comes back with the answer. Fails when there is
-/// no such cluster.
-pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<u32, Failed> {
+/// Why a call was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uncalled {
+    /// There is no such cluster.
+    NoCluster,
+    /// It failed at once.
+    Failed,
+}
+
+/// Calls a cluster with these headers; the token comes back with the answer.
+pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<u32, Uncalled> {
     let mut map = (headers.len() as u32).to_le_bytes().to_vec();
     for (name, value) in headers {
         map.extend_from_slice(&(name.len() as u32).to_le_bytes());
@@ -327,7 +338,7 @@ pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<
     let no_trailers = [0u8; 4];
     let mut token = 0;
     // SAFETY: pointers and lengths of live slices, no body, a live out-pointer.
-    checked(unsafe {
+    let status = unsafe {
         proxy_http_call(
             cluster.as_ptr(),
             cluster.len(),
@@ -340,8 +351,12 @@ pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<
             timeout_ms,
             &mut token,
         )
-    })?;
-    Ok(token)
+    };
+    match status {
+        0 => Ok(token),
+        BAD_ARGUMENT => Err(Uncalled::NoCluster),
+        _ => Err(Uncalled::Failed),
+    }
 }
 
 /// Lets Envoy choose the route again, from the headers as they are now.

@@ -1,9 +1,9 @@
 //! The calls to Envoy's admin listener and to the pods, and their answers.
 //!
 //! Owns this VM's [`Keeper`] of one configuration. Invariant: of the configurations of a pool in one
-//! VM only the newest asks, while the streams of the others drain. Cost: see the keeper.
+//! VM only one asks: the newest of those that also ask the pods, if any does. Cost: see the keeper.
 
-use super::abi::{self, Buffer, Headers};
+use super::abi::{self, Buffer, Headers, Uncalled};
 use super::stream::Instance;
 use crate::config::{Config, DestinationMode};
 use crate::metrics::{Meter, Metric};
@@ -13,14 +13,14 @@ use crate::pods::{admin, scrape};
 use core::cell::{Cell, RefCell};
 
 thread_local! {
-    /// The askers of this VM, by pool, the newest last.
-    static ASKERS: RefCell<Vec<(String, u64)>> = const { RefCell::new(Vec::new()) };
+    /// The askers of this VM: pool, whether it asks the pods too, number.
+    static ASKERS: RefCell<Vec<(String, (bool, u64))>> = const { RefCell::new(Vec::new()) };
 }
 
 /// See the module.
 pub struct Asker {
     pool: String,
-    number: u64,
+    rank: (bool, u64),
     keeper: RefCell<Keeper>,
     warned: Cell<bool>,
 }
@@ -43,16 +43,16 @@ impl Asker {
         {
             abi::log(3, "metrics_scrape: no pod is read without `cluster`, the one that takes a host's address from the destination header");
         }
-        let number = ASKERS.with(|askers| {
+        let rank = ASKERS.with(|askers| {
             let mut askers = askers.try_borrow_mut().ok()?;
-            let newest = askers.iter().map(|asker| asker.1).max().unwrap_or(0);
-            let number = newest.wrapping_add(1);
-            askers.push((config.pool.clone(), number));
-            Some(number)
+            let newest = askers.iter().map(|asker| asker.1 .1).max().unwrap_or(0);
+            let rank = (config.metrics_scrape.is_some(), newest.wrapping_add(1));
+            askers.push((config.pool.clone(), rank));
+            Some(rank)
         })?;
         Some(Self {
             pool: config.pool.clone(),
-            number,
+            rank,
             keeper: RefCell::new(Keeper::new(&config.pool, owner, filter)),
             warned: Cell::new(false),
         })
@@ -62,7 +62,7 @@ impl Asker {
         ASKERS.with(|askers| {
             askers.try_borrow().is_ok_and(|askers| {
                 let own = askers.iter().filter(|asker| asker.0 == self.pool);
-                own.map(|asker| asker.1).max() == Some(self.number)
+                own.map(|asker| asker.1).max() == Some(self.rank)
             })
         })
     }
@@ -115,14 +115,19 @@ impl Asker {
         };
         for call in calls {
             let (first, second) = &call.clusters;
-            let token = send(&call, first).or_else(|| send(&call, second.as_ref()?));
+            let token = match (send(&call, first), second) {
+                (Err(Uncalled::NoCluster), Some(second)) => send(&call, second),
+                (token, _) => token,
+            };
             match token {
-                Some(token) => {
+                Ok(token) => {
                     if let Ok(mut keeper) = self.keeper.try_borrow_mut() {
                         keeper.called(call.question, token);
                     }
                 }
-                None => {
+                // It failed at once: the cluster has no host.
+                Err(Uncalled::Failed) => self.take(instance, call.question, Answer::None),
+                Err(Uncalled::NoCluster) => {
                     if call.question != Question::Pods && !self.warned.replace(true) {
                         let cluster = second.as_ref().unwrap_or(first);
                         abi::log(3, &format!("metrics_scrape: no cluster {cluster} to call"));
@@ -169,13 +174,13 @@ impl Drop for Asker {
     fn drop(&mut self) {
         ASKERS.with(|askers| {
             if let Ok(mut askers) = askers.try_borrow_mut() {
-                askers.retain(|asker| asker.1 != self.number);
+                askers.retain(|asker| asker.1 != self.rank);
             }
         });
     }
 }
 
-fn send(call: &Call, cluster: &str) -> Option<u32> {
+fn send(call: &Call, cluster: &str) -> Result<u32, Uncalled> {
     let mut headers = vec![
         (":method", "GET"),
         (":path", call.path.as_str()),
@@ -184,5 +189,5 @@ fn send(call: &Call, cluster: &str) -> Option<u32> {
     if let Some((name, value)) = &call.host {
         headers.push((name, value));
     }
-    abi::call(cluster, &headers, TIMEOUT_MS).ok()
+    abi::call(cluster, &headers, TIMEOUT_MS)
 }

@@ -61,7 +61,13 @@ extern "C" fn proxy_abi_version_0_2_1() {}
 /// Memory that the host fills and hands over; `abi::taken` owns it from then on.
 #[no_mangle]
 extern "C" fn proxy_on_memory_allocate(size: usize) -> *mut u8 {
-    Box::into_raw(vec![0u8; size].into_boxed_slice()).cast()
+    let mut memory: Vec<u8> = Vec::new();
+    // Without memory the host call fails, and is treated as such.
+    if memory.try_reserve_exact(size).is_err() {
+        return core::ptr::null_mut();
+    }
+    memory.resize(size, 0);
+    Box::into_raw(memory.into_boxed_slice()).cast()
 }
 
 #[no_mangle]

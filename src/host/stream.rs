@@ -210,6 +210,9 @@ impl Stream {
         let Some(instance) = self.instance.clone() else {
             return Action::Continue;
         };
+        if self.request.is_outside() {
+            return Action::Continue;
+        }
         let upstream = abi::property("upstream\0address");
         let upstream = upstream
             .as_deref()

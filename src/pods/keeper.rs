@@ -130,7 +130,7 @@ impl Keeper {
         let held = now_ms < self.held_until;
         let until = self.lease.hold(store, now_ms);
         self.held_until = until.unwrap_or(0);
-        if !held {
+        if !held && until.is_some() {
             // What was asked under an earlier lease is void.
             self.calls.clear();
             self.visits.clear();

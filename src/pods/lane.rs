@@ -4,7 +4,7 @@
 //! only the oldest one shrinks with time, from when it became the oldest. A pod that hangs keeps
 //! the backlog of all the others.
 //! Invariant: a queue's counts are those of the tickets that were pushed and not ended.
-//! Cost: O(1) for each change.
+//! Cost: a binary search and a shift of what waits, for each change.
 
 use std::collections::VecDeque;
 
@@ -19,14 +19,14 @@ pub struct Queue {
     last_first_ms: u64,
     /// When the oldest one became that.
     head_since_ms: u64,
-    /// Those whose first byte has not been seen, oldest first; `None` left before its turn.
-    waiting: VecDeque<Option<Waiting>>,
-    /// Number of the first one in `waiting`.
-    first: u64,
+    /// Those whose first byte has not been seen, by their numbers: oldest first.
+    waiting: VecDeque<Waiting>,
+    next: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
+    number: u64,
     tokens: u32,
     begun_ms: u64,
 }
@@ -36,11 +36,13 @@ impl Queue {
     pub fn push(&mut self, tokens: u32, now_ms: u64) -> u64 {
         self.running = self.running.saturating_add(1);
         self.pending = self.pending.saturating_add(tokens.into());
-        let number = self.first.wrapping_add(self.waiting.len() as u64);
-        self.waiting.push_back(Some(Waiting {
+        let number = self.next;
+        self.next = number.wrapping_add(1);
+        self.waiting.push_back(Waiting {
+            number,
             tokens,
             begun_ms: now_ms,
-        }));
+        });
         number
     }
 
@@ -59,20 +61,20 @@ impl Queue {
     }
 
     fn leave(&mut self, number: u64, now_ms: u64) {
-        let index = usize::try_from(number.wrapping_sub(self.first)).unwrap_or(usize::MAX);
-        if let Some(left) = self.waiting.get_mut(index).and_then(Option::take) {
+        let Ok(index) = self.waiting.binary_search_by_key(&number, |w| w.number) else {
+            return;
+        };
+        if let Some(left) = self.waiting.remove(index) {
             self.pending = self.pending.saturating_sub(left.tokens.into());
         }
-        while let Some(None) = self.waiting.front() {
-            self.waiting.pop_front();
+        if index == 0 {
             self.head_since_ms = now_ms;
-            self.first = self.first.wrapping_add(1);
         }
     }
 
     /// What the other VMs need to know.
     pub fn lane(&self) -> Lane {
-        let head = self.waiting.front().copied().flatten();
+        let head = self.waiting.front();
         Lane {
             running: self.running,
             pending: u32::try_from(self.pending).unwrap_or(u32::MAX),

@@ -1,6 +1,6 @@
 //! Who asks Envoy and the pods: one worker of all, by a lease in shared data.
 //!
-//! Owns `prefix_router/<pool>/poller`: an owner and the end of its lease on the monotonic clock.
+//! Owns `prefix_router/<pool>/poller.1`: an owner and the end of its lease on the monotonic clock.
 //! Invariant: while a lease runs, nobody but its owner holds it; when its VM dies it ends by
 //! itself. Cost: one `get` and at most one `set` a tick.
 
@@ -19,7 +19,7 @@ pub struct Lease {
 impl Lease {
     /// `owner` is a random number that no other VM has.
     pub fn new(pool: &str, owner: u64) -> Self {
-        let key = format!("prefix_router/{pool}/poller");
+        let key = format!("prefix_router/{pool}/poller.1");
         Self { key, owner }
     }
 
@@ -79,7 +79,7 @@ mod tests {
         let lease = Lease::new("p", 1);
         for junk in [b"junk".to_vec(), [0xFF; 16].to_vec(), Vec::new()] {
             store
-                .set("prefix_router/p/poller", &junk, Expect::Any)
+                .set("prefix_router/p/poller.1", &junk, Expect::Any)
                 .unwrap();
             assert!(lease.hold(&store, 5).is_some(), "{junk:?}");
         }

@@ -1,6 +1,6 @@
 //! The load of every pod, over all workers.
 //!
-//! Owns one value in shared data per live VM, `prefix_router/<pool>/load/<place>`: an owner, a
+//! Owns one value in shared data per live VM, `prefix_router/<pool>/load.1/<place>`: an owner, a
 //! lease on Envoy's monotonic clock, what it learned of the prefill rate, and its own [`Lane`] for
 //! every pod (by table slot). Only its owner writes a place, so counting needs no
 //! compare-and-swap; when a VM dies its counts stop to matter as soon as its lease runs out, and
@@ -65,7 +65,7 @@ impl LoadBoard {
     /// The board of a pool. `owner` is a random number that no other VM has.
     pub fn new(pool: &str, owner: u64) -> Self {
         Self {
-            prefix: format!("prefix_router/{pool}/load/"),
+            prefix: format!("prefix_router/{pool}/load.1/"),
             owner,
             place: Cell::new(None),
             lease_until: Cell::new(0),
@@ -443,7 +443,7 @@ mod tests {
     fn junk_and_slots_out_of_range_do_no_harm() {
         let (store, a) = (MemoryStore::default(), board(1));
         store
-            .set("prefix_router/p/load/0", b"junk", Expect::Any)
+            .set("prefix_router/p/load.1/0", b"junk", Expect::Any)
             .unwrap();
         let mut ticket = a.begin(&store, MAX_SLOTS, 9, 0);
         a.first_byte(&store, &mut ticket, Some(START), 1);

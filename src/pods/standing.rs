@@ -1,6 +1,6 @@
 //! Which pods are ejected, and which are new.
 //!
-//! Owns one value in shared data, `prefix_router/<pool>/standing`: an entry for each pod that is
+//! Owns one value in shared data, `prefix_router/<pool>/standing.1`: an entry for each pod that is
 //! not as usual. A pod that could not be reached is ejected on all workers, for 5 s at first and
 //! then for twice as long each time, up to 60 s; in between one request at a time tries it again.
 //! One that was unreachable for longer than [`GONE_MS`] has restarted: the table forgets it, and
@@ -18,6 +18,8 @@ const FIRST_MS: u64 = 5_000;
 const LONGEST_MS: u64 = 60_000;
 /// How long a trial may be without a result before there is another.
 const PROBE_MS: u64 = 5_000;
+/// Age of an entry that is of no use to any configuration.
+const STALE_MS: u64 = 600_000;
 const MAX_ENTRIES: usize = 256;
 const ENTRY_BYTES: usize = 32;
 const RETRIES: u32 = 8;
@@ -93,7 +95,7 @@ impl Standings {
     /// Those of a pool, whose new pods take `slow_start_ms` to get their full share.
     pub fn new(pool: &str, slow_start_ms: u32) -> Self {
         Self {
-            key: format!("prefix_router/{pool}/standing"),
+            key: format!("prefix_router/{pool}/standing.1"),
             slow_start_ms: slow_start_ms.into(),
         }
     }
@@ -178,13 +180,15 @@ impl Standings {
         });
     }
 
-    /// Drops the entries of pods that are new no more or no longer `live`.
+    /// Drops the entries of pods that are new no more, or not `live` for long: another
+    /// configuration may know them, while the streams of an old one drain.
     pub fn tidy(&self, store: &dyn SharedStore, live: &[PodKey], now_ms: u64) {
         self.update(store, |entries| {
             let before = entries.len();
             entries.retain(|entry| {
-                let age = now_ms.saturating_sub(entry.since_ms);
-                live.contains(&entry.pod) && (entry.failures > 0 || age < self.slow_start_ms)
+                let age = now_ms.saturating_sub(entry.since_ms.max(entry.until_ms));
+                let ejected = entry.failures > 0 && live.contains(&entry.pod);
+                ejected || age < self.slow_start_ms.max(STALE_MS)
             });
             (entries.len() != before).then_some(())
         });
@@ -343,7 +347,7 @@ mod tests {
             (share(20_000), share(35_000), share(60_000)),
             (0.0, 0.5, 1.0)
         );
-        standings.tidy(&store, &[POD], 50_000);
+        standings.tidy(&store, &[POD], 20_000 + STALE_MS);
         assert!(standings.read(&store).is_empty());
     }
 
@@ -361,9 +365,13 @@ mod tests {
         for pod in 0..2 * MAX_ENTRIES as u64 {
             standings.arrived(&store, PodKey(pod), 0);
         }
-        let bytes = || store.get("prefix_router/p/standing").unwrap().bytes.len();
+        let bytes = || store.get("prefix_router/p/standing.1").unwrap().bytes.len();
         assert_eq!(bytes(), MAX_ENTRIES * ENTRY_BYTES);
+        standings.failed(&store, PodKey(1), 1);
         standings.tidy(&store, &[PodKey(1), PodKey(2)], 1);
+        assert_eq!(bytes(), MAX_ENTRIES * ENTRY_BYTES, "others may know them");
+        standings.failed(&store, PodKey(2), STALE_MS);
+        standings.tidy(&store, &[PodKey(1), PodKey(2)], 2 * STALE_MS);
         assert_eq!(bytes(), 2 * ENTRY_BYTES);
         store.set(&standings.key, b"junk", Expect::Any).unwrap();
         assert_eq!(standings.read(&store).standing(PodKey(1), 0), Standing::Fit);

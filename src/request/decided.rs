@@ -75,6 +75,8 @@ pub struct Decided {
     stranger: Option<String>,
     /// The answer is a good one.
     did_work: bool,
+    /// It was counted from the decision on: the time to its first byte is that of its prefill.
+    pub tells: bool,
     /// Its first byte was seen.
     has_begun: bool,
 }
@@ -97,6 +99,7 @@ impl Decided {
             ticket: None,
             stranger: None,
             did_work: false,
+            tells: false,
             has_begun: false,
         }
     }
@@ -145,7 +148,9 @@ impl Decided {
                 // With `override_host` the first attempt may go elsewhere because the route's
                 // cluster does not have the pod, which says nothing of the pod.
                 _ if pod == self.chosen => false,
-                _ => {
+                // A stranger may be the chosen pod under an address that we do not know.
+                Origin::Stranger => (served.attempts)() > 1,
+                Origin::Pod(_) => {
                     router.config().destination.mode == DestinationMode::ClusterHeader
                         || (served.attempts)() > 1
                 }
@@ -155,7 +160,10 @@ impl Decided {
             }
         }
         if let Some(member) = pod.and_then(|pod| self.members.get(pod)) {
-            router.reached(env, member);
+            if router.reached(env, member) {
+                // What was stored for it is gone with the rest, and is stored again below.
+                self.credit = None;
+            }
         }
         // Without a prompt there is nothing to agree on.
         if observing && pod.is_some() && self.chunks > 0 {
@@ -211,7 +219,7 @@ impl Decided {
             return;
         }
         if let Some(ticket) = &mut self.ticket {
-            router.first_byte(env, ticket, self.did_work);
+            router.first_byte(env, ticket, self.did_work && self.tells);
         }
         self.credit = None;
         self.chains = Vec::new();
@@ -234,6 +242,7 @@ impl Decided {
         let tokens = router.uncached(self.bytes, self.matched_on(pod));
         let member = pod.and_then(|pod| self.members.get(pod));
         self.ticket = member.and_then(|member| router.begin(env, member, tokens));
+        self.tells = false;
         self.counted_on = pod;
     }
 

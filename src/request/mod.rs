@@ -73,6 +73,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether nothing is done with it.
+    pub fn is_outside(&self) -> bool {
+        matches!(self.state, State::Outside)
+    }
+
     /// The request headers arrived; `header` reads one by name, `cluster` tells which one Envoy's
     /// route has picked.
     pub fn on_headers(
@@ -328,6 +333,7 @@ impl Request {
             let ranked: Vec<_> = ranked.map(|member| &member.pod).collect();
             go.destination = destination::value(config.destination.mode, &ranked);
             decided.count_on(router, env, decided.chosen);
+            decided.tells = true;
         }
         decided.response = self.makes_response.then(Sniffer::default);
         self.state = State::Decided(Box::new(decided));

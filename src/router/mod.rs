@@ -33,6 +33,8 @@ pub struct Env<'a> {
 /// Look-ups of one body that are kept for its notifies; each holds the pages that it read. A body
 /// may name 10⁵ prompts, and those after the first few are looked up again.
 const KEPT_QUERIES: usize = 16;
+/// Prompts of one body that are looked up and stored; more are routed along with them.
+const MAX_PROMPTS: usize = 256;
 /// Bytes of a prompt stream that make a token, as a rule of thumb.
 const BYTES_PER_TOKEN: f64 = 4.0;
 
@@ -187,7 +189,8 @@ impl Router {
         let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
         // A text shorter than a chunk has nothing to look up.
-        for prompt in prompts.iter().filter(|prompt| !prompt.chunks.is_empty()) {
+        let of_use = prompts.iter().filter(|prompt| !prompt.chunks.is_empty());
+        for prompt in of_use.take(MAX_PROMPTS) {
             let query = self.table.query(env.store, &prompt.chunks, &slots);
             let sums = matched
                 .iter_mut()
@@ -363,9 +366,9 @@ impl Router {
         Some(self.load.begin(env.store, slot, tokens as u32, now_ms))
     }
 
-    /// The first byte of its answer was seen; a `good` answer says how fast the pod is.
-    pub fn first_byte(&self, env: &Env<'_>, ticket: &mut Ticket, good: bool) {
-        let start = good.then(|| self.start_rate());
+    /// The first byte of its answer was seen; `tells`: it says how fast the pod is.
+    pub fn first_byte(&self, env: &Env<'_>, ticket: &mut Ticket, tells: bool) {
+        let start = tells.then(|| self.start_rate());
         self.load
             .first_byte(env.store, ticket, start, (env.clock)());
     }
@@ -380,14 +383,13 @@ impl Router {
         self.standings.failed(env.store, member.key, (env.clock)());
     }
 
-    /// The pod answered, whatever it said.
-    pub fn reached(&self, env: &Env<'_>, member: &Member) {
-        if self
+    /// The pod answered, whatever it said. True: it had been gone for long, and what was stored
+    /// for it is forgotten.
+    pub fn reached(&self, env: &Env<'_>, member: &Member) -> bool {
+        let restarted = self
             .standings
-            .answered(env.store, member.key, (env.clock)())
-        {
-            self.forget(env, member);
-        }
+            .answered(env.store, member.key, (env.clock)());
+        restarted && self.forget(env, member)
     }
 
     /// Renews the lease on this worker's counts, looks the pods up again, and forgets those that
@@ -402,10 +404,12 @@ impl Router {
         }
         let members = self.members(env);
         for gone in book.gone(now_ms) {
+            // A pod that is not ours to forget is another configuration's.
             if let Some(member) = members.iter().find(|member| member.key == gone) {
-                self.forget(env, member);
+                if self.forget(env, member) {
+                    self.standings.forgotten(env.store, gone);
+                }
             }
-            self.standings.forgotten(env.store, gone);
         }
         let live: Vec<PodKey> = members.iter().map(|member| member.key).collect();
         self.standings.tidy(env.store, &live, now_ms);
@@ -471,10 +475,10 @@ impl Router {
         }
     }
 
-    fn forget(&self, env: &Env<'_>, member: &Member) {
-        if let Some(slot) = member.slot {
-            self.table.forget(env.store, slot);
-        }
+    fn forget(&self, env: &Env<'_>, member: &Member) -> bool {
+        member
+            .slot
+            .is_none_or(|slot| self.table.forget(env.store, slot))
     }
 
     /// The pods that serve `model`, or all of them when none is known to: vLLM answers its own 404.
@@ -552,8 +556,8 @@ impl Router {
     /// Gives slots to the pods that have none, and where they are all takes the credit from others.
     fn give_slots(&self, env: &Env<'_>, keys: &[PodKey], all: bool) -> Vec<Option<Slot>> {
         let mut found = self.table.find(env.store, keys);
-        // Who joins others is new; who starts with them is not.
-        let joins = self.table.has_owners(env.store);
+        // Who joins pods that have work is new; who starts with them is not.
+        let joins = self.table.is_in_use(env.store);
         if all {
             self.table.retain(env.store, keys);
         }

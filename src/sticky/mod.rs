@@ -1,6 +1,6 @@
 //! Which pod made which response of the Responses API, and thereby alone has it.
 //!
-//! Owns [`PAGES`] values in shared data, `prefix_router/<pool>/response/<page>`, each a list of
+//! Owns [`PAGES`] values in shared data, `prefix_router/<pool>/response.1/<page>`, each a list of
 //! ids' hashes, least recently used first. An id is learned from the answer that made it
 //! ([`Sniffer`]), and lives for [`LIFE_MS`] after its last use unless its page is full before.
 //! Invariant: a fixed number of keys of at most 4 KiB each, whatever the traffic; an id has one
@@ -60,7 +60,7 @@ impl Responses {
     /// Those of a pool.
     pub fn new(pool: &str) -> Self {
         Self {
-            prefix: format!("prefix_router/{pool}/response/"),
+            prefix: format!("prefix_router/{pool}/response.1/"),
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
     fn junk_is_no_entry() {
         let (store, responses) = (MemoryStore::default(), Responses::new("p"));
         for page in 0..PAGES {
-            let key = format!("prefix_router/p/response/{page}");
+            let key = format!("prefix_router/p/response.1/{page}");
             store.set(&key, &[7; 100], Expect::Any).unwrap();
         }
         assert_eq!(responses.find(&store, id(1), 0), None);

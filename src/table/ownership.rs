@@ -6,6 +6,7 @@
 //! Cost: O(1), a few host calls; none of it is on the path of a request.
 
 use super::epoch::{Epoch, MAX_SPAN};
+use super::ring::Ring;
 use super::slots::{PodKey, Slot};
 use super::{Table, RETRIES};
 use crate::store::{Expect, SharedStore};
@@ -101,10 +102,14 @@ impl Table {
         pods.iter().map(found).collect()
     }
 
-    /// Whether any pod has a slot.
-    pub fn has_owners(&self, store: &dyn SharedStore) -> bool {
+    /// Whether any pod holds anything.
+    pub fn is_in_use(&self, store: &dyn SharedStore) -> bool {
         let (slots, _) = self.read_slots(store);
-        slots.entries().iter().any(|entry| entry.owner != 0)
+        let mut entries = slots.entries().iter().zip(0u8..=u8::MAX);
+        entries.any(|(entry, index)| {
+            let total = |ring: Ring| ring.total();
+            entry.owner != 0 && self.read_ring(store, index).0.map_or(0, total) > 0
+        })
     }
 
     /// Forgets every pod that is not among the living: one that was removed has no credit,

@@ -17,7 +17,7 @@ pub const ADMIN: u16 = 9901;
 pub const PODS: [u16; 3] = [8001, 8002, 8003];
 
 /// What two instances of one pool have to agree on.
-const AGREED: [&str; 8] = [
+const AGREED: [&str; 9] = [
     "pool",
     "pods",
     "discovery",
@@ -26,6 +26,7 @@ const AGREED: [&str; 8] = [
     "capacity_chunks",
     "max_pods",
     "max_capacity_chunks",
+    "metrics_scrape",
 ];
 
 /// How Envoy is told which pod: a bootstrap is shipped for each way.

@@ -19,7 +19,7 @@ async fn what_it_would_have_saved_adds_up() {
     let keys = json!({ "mode": "observe", "policy": { "name": "longest_prefix" } });
     let envoy = rig::envoy_of(Shipped::OverrideHost, ports, 2, |b| {
         b.with_plugin(keys).with_clusters(
-            |_| true,
+            |name| name == "vllm",
             |cluster| {
                 let cluster = cluster.as_object_mut().expect("a cluster");
                 let policy = cluster.remove("load_balancing_policy");
