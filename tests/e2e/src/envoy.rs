@@ -51,7 +51,8 @@ pub fn free_port() -> u16 {
 pub fn validate(file: &Path) -> Output {
     let mut envoy = Command::new(binary());
     envoy
-        .args(["--mode", "validate", "--log-level", "warn", "-c"])
+        .args(["--mode", "validate", "--log-level", "warn"])
+        .args(["--service-node", "e2e", "--service-cluster", "e2e", "-c"])
         .arg(file);
     envoy.current_dir(root()).output().expect("envoy runs")
 }
