@@ -273,6 +273,15 @@ impl Bootstrap {
         self
     }
 
+    /// Another file for the module.
+    pub fn with_module(mut self, file: &Path) -> Self {
+        for part in self.parts() {
+            *self.at("/vm_config/code/local/filename", *part) =
+                file.to_str().expect("UTF-8").into();
+        }
+        self
+    }
+
     /// Without the filter: what remains when it is bypassed. The API goes with it: its listener
     /// would keep the VMs.
     pub fn without_filter(mut self) -> Self {

@@ -51,7 +51,8 @@ pub fn free_port() -> u16 {
 pub fn validate(file: &Path) -> Output {
     let mut envoy = Command::new(binary());
     envoy
-        .args(["--mode", "validate", "--log-level", "warn", "-c"])
+        .args(["--mode", "validate", "--log-level", "warn"])
+        .args(["--service-node", "e2e", "--service-cluster", "e2e", "-c"])
         .arg(file);
     envoy.current_dir(root()).output().expect("envoy runs")
 }
@@ -69,6 +70,8 @@ pub struct Options {
     pub admin: u16,
     /// Read the listener from a file, so that [`Envoy::update`] can replace it.
     pub dynamic: bool,
+    /// Seconds that an old listener has to end in.
+    pub drain_s: u32,
 }
 
 impl Options {
@@ -80,6 +83,7 @@ impl Options {
             api: free_port(),
             admin: free_port(),
             dynamic: false,
+            drain_s: 1,
         }
     }
 }
@@ -116,7 +120,11 @@ impl Envoy {
             .args(["--use-dynamic-base-id", "--log-level", "info"])
             .args(["--service-node", "e2e", "--service-cluster", "e2e"])
             .args(["--file-flush-interval-msec", "50"])
-            .args(["--drain-time-s", "1", "--parent-shutdown-time-s", "2"])
+            .args(["--drain-time-s", &options.drain_s.to_string()])
+            .args([
+                "--parent-shutdown-time-s",
+                &(options.drain_s + 1).to_string(),
+            ])
             .current_dir(root())
             .stdin(Stdio::null())
             .stdout(create("access.log"))

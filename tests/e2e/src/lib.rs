@@ -11,6 +11,7 @@
 //! | [`decision`] | what the filter says about a request |
 //! | [`metrics`] | Prometheus text |
 //! | [`manifest`] | what of Envoy's configuration is inside manifests, and whether it works |
+//! | [`control_plane`], [`istio`], [`envoy_gateway`] | what a control plane makes of its manifests |
 //! | [`stub`] | a pod that keeps what it received, byte for byte |
 //! | [`rig`] | an Envoy in front of three pods; bodies to send |
 //!
@@ -18,9 +19,12 @@
 
 pub mod bootstrap;
 pub mod client;
+pub mod control_plane;
 pub mod decision;
 pub mod envoy;
+pub mod envoy_gateway;
 pub mod hosts;
+pub mod istio;
 pub mod manifest;
 pub mod metrics;
 pub mod raw;
