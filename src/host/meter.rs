@@ -5,7 +5,7 @@
 
 use super::abi::{self, MetricType};
 use crate::config::Config;
-use crate::metrics::{Kind, Meter, Metric};
+use crate::metrics::{Kind, Meter, Metric, BASELINE};
 use crate::pods::{Member, Members};
 use crate::policy::Reason;
 use crate::router::{Env, Router};
@@ -163,6 +163,7 @@ impl HostMeter {
         let kind = match metric.kind() {
             Kind::Counter => MetricType::Counter,
             Kind::Gauge => MetricType::Gauge,
+            Kind::Histogram => MetricType::Histogram,
         };
         let id = abi::define_metric(kind, &metric.full_name(&self.pool, &labels))?;
         ids.insert(series, id);
@@ -188,7 +189,30 @@ impl Meter for HostMeter {
         self.add(metric, None, "", "", n);
     }
 
-    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str) {
-        self.add(metric, None, key, value, 1);
+    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str, n: u64) {
+        self.add(metric, None, key, value, n);
+    }
+
+    fn count_on(&self, metric: Metric, pod: &Member, n: u64) {
+        self.add(metric, Some(pod), "", "", n);
+    }
+
+    fn record(&self, metric: Metric, value: u64) {
+        self.set(metric, None, value);
+    }
+
+    fn decisions(&self, reason: Reason, pod: Option<&Member>) -> u64 {
+        let id = self.id(Metric::Decisions, pod, "reason", reason.as_str());
+        id.map_or(0, abi::metric)
+    }
+
+    fn saved(&self) -> u64 {
+        let (key, word) = BASELINE;
+        let id = self.id(Metric::SavedPrefillTokens, None, key, word);
+        id.map_or(0, abi::metric)
+    }
+
+    fn total(&self, metric: Metric, pod: Option<&Member>) -> u64 {
+        self.id(metric, pod, "", "").map_or(0, abi::metric)
     }
 }
