@@ -29,6 +29,19 @@ const OF_POD: [Metric; 6] = [
     Metric::CapacityChunks,
 ];
 
+/// Counters that are there as 0 before their first count, so that the first one is an increase.
+const FROM_ZERO: [Metric; 9] = [
+    Metric::CasRetries,
+    Metric::DroppedNotifies,
+    Metric::DroppedChunks,
+    Metric::JunkPages,
+    Metric::PromptChunks,
+    Metric::MatchedChunks,
+    Metric::PromptTokens,
+    Metric::PredictedCachedTokens,
+    Metric::ReportedCachedTokens,
+];
+
 /// Series of a metric: the metric, a pod, a word.
 type Series = (Metric, Option<PodKey>, &'static str);
 
@@ -58,6 +71,9 @@ impl HostMeter {
 
     /// Sets the gauges and counts what the table counted since.
     pub fn gauges(&self, router: &Router, env: &Env<'_>) {
+        for metric in FROM_ZERO {
+            self.id(metric, None, "", "");
+        }
         let stats = router.table().stats();
         let now = [
             stats.cas_retries,

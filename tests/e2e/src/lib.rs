@@ -26,3 +26,4 @@ pub mod metrics;
 pub mod raw;
 pub mod rig;
 pub mod stub;
+pub mod tool;

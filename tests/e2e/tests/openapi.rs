@@ -28,5 +28,5 @@ async fn answers_are_as_described() {
     let output = run.await.expect("it ran");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("Tested: 3"), "{text}");
+    assert!(text.contains("Tested: 4"), "{text}");
 }
