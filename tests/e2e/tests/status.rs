@@ -47,8 +47,8 @@ async fn the_json_counts_what_all_workers_did() {
     for n in 0..24 {
         let body = rig::prompt(&format!("chat {}", n % 3), 4000);
         let decision = rig::ask(&envoy, &pods, Version::H1, CHAT, &body).await;
-        chunks += u64::from(decision.chunks);
-        matched += u64::from(decision.matched);
+        chunks += decision.chunks;
+        matched += decision.matched;
         to[rig::index(&decision.pod)] += 1;
     }
     for _ in 0..4 {
