@@ -12,6 +12,7 @@
 //! | [`table`] | chunk hashes | matched chunks per pod |
 //! | [`pods`] | | who they are, how busy, how well |
 //! | [`sticky`] | id of a response | the pod that made it |
+//! | [`usage`] | end of an answer | tokens of its prompt |
 //! | [`policy`] | candidates | a decision |
 //! | [`destination`] | a decision | the header that Envoy routes by |
 //! | [`request`] | events of one request | effects, as a state machine |
@@ -55,3 +56,4 @@ pub mod router;
 pub mod sticky;
 pub mod store;
 pub mod table;
+pub mod usage;

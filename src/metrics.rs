@@ -15,6 +15,7 @@
 //!   - { tag_name: reason, regex: '(reason\.=\.(.*?)\.;\.)' }
 //!   - { tag_name: detail, regex: '(detail\.=\.(.*?)\.;\.)' }
 //!   - { tag_name: outcome, regex: '(outcome\.=\.(.*?)\.;\.)' }
+//!   - { tag_name: baseline, regex: '(baseline\.=\.(.*?)\.;\.)' }
 //! ```
 
 use crate::pods::Member;
@@ -27,7 +28,12 @@ pub enum Kind {
     Counter,
     /// Is set, once a second.
     Gauge,
+    /// Whole numbers, counted by size.
+    Histogram,
 }
+
+/// The label of what [`Metric::SavedPrefillTokens`] compares with.
+pub const BASELINE: (&str, &str) = ("baseline", "random");
 
 /// All metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +44,20 @@ pub enum Metric {
     PromptChunks,
     /// Leading chunks of them that the chosen pod held.
     MatchedChunks,
+    /// Share of its prompt that the chosen pod held, in percent, per request.
+    MatchedPercent,
+    /// From the last byte that a decision needed to the decision, in microseconds.
+    DecisionMicroseconds,
+    /// Chunks that made room on a pod.
+    EvictedChunks,
+    /// Tokens of the prompts answered, as the pods counted them.
+    PromptTokens,
+    /// Of them, what should have been cached by what the table knew of the pod that served.
+    PredictedCachedTokens,
+    /// Of them, what was cached by the pods' own word, where they give it.
+    ReportedCachedTokens,
+    /// Tokens that need no prefill thanks to the choice of the pod, by what it is compared with.
+    SavedPrefillTokens,
     /// Bodies whose prompt could not be read, by detail.
     UnreadablePrompts,
     /// Credits taken back because the pod did no work.
@@ -92,6 +112,13 @@ impl Metric {
             Self::Decisions => "prefix_router_decisions_total",
             Self::PromptChunks => "prefix_router_prompt_chunks_total",
             Self::MatchedChunks => "prefix_router_matched_chunks_total",
+            Self::MatchedPercent => "prefix_router_matched_percent",
+            Self::DecisionMicroseconds => "prefix_router_decision_microseconds",
+            Self::EvictedChunks => "prefix_router_evicted_chunks_total",
+            Self::PromptTokens => "prefix_router_prompt_tokens_total",
+            Self::PredictedCachedTokens => "prefix_router_predicted_cached_tokens_total",
+            Self::ReportedCachedTokens => "prefix_router_reported_cached_tokens_total",
+            Self::SavedPrefillTokens => "prefix_router_saved_prefill_tokens_total",
             Self::UnreadablePrompts => "prefix_router_unreadable_prompts_total",
             Self::UndoneNotifies => "prefix_router_undone_notifies_total",
             Self::MovedCredits => "prefix_router_moved_credits_total",
@@ -117,7 +144,7 @@ impl Metric {
         }
     }
 
-    /// Whether it counts or is set.
+    /// Whether it counts, is set, or is a histogram.
     pub const fn kind(self) -> Kind {
         match self {
             Self::StoredChunks
@@ -132,6 +159,7 @@ impl Metric {
             | Self::DiscoveryAge
             | Self::TableMaxBytes
             | Self::EnvoyTooOld => Kind::Gauge,
+            Self::MatchedPercent | Self::DecisionMicroseconds => Kind::Histogram,
             _ => Kind::Counter,
         }
     }
@@ -156,8 +184,18 @@ pub trait Meter {
     fn decision(&self, reason: Reason, pod: Option<&Member>);
     /// `n` more of a metric that has no label but the pool.
     fn count(&self, metric: Metric, n: u64);
-    /// One more of a metric with one label from a fixed set.
-    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str);
+    /// `n` more of a metric with one label from a fixed set.
+    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str, n: u64);
+    /// `n` more of a metric of a pod.
+    fn count_on(&self, metric: Metric, pod: &Member, n: u64);
+    /// A value of a histogram.
+    fn record(&self, metric: Metric, value: u64);
+    /// Decisions for a reason so far, on all workers.
+    fn decisions(&self, reason: Reason, pod: Option<&Member>) -> u64;
+    /// Tokens that needed no prefill thanks to the choice, compared with a random one.
+    fn saved(&self) -> u64;
+    /// A counter without a label but the pool or a pod so far, on all workers.
+    fn total(&self, metric: Metric, pod: Option<&Member>) -> u64;
 }
 
 /// A meter that counts nothing.
@@ -167,7 +205,18 @@ pub struct Silent;
 impl Meter for Silent {
     fn decision(&self, _: Reason, _: Option<&Member>) {}
     fn count(&self, _: Metric, _: u64) {}
-    fn count_labelled(&self, _: Metric, _: &'static str, _: &'static str) {}
+    fn count_labelled(&self, _: Metric, _: &'static str, _: &'static str, _: u64) {}
+    fn count_on(&self, _: Metric, _: &Member, _: u64) {}
+    fn record(&self, _: Metric, _: u64) {}
+    fn decisions(&self, _: Reason, _: Option<&Member>) -> u64 {
+        0
+    }
+    fn saved(&self) -> u64 {
+        0
+    }
+    fn total(&self, _: Metric, _: Option<&Member>) -> u64 {
+        0
+    }
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ impl Exchange {
         {
             return None;
         }
-        let resource = Resource::of(&header(":method").unwrap_or_default(), rest);
+        let method = header(":method").unwrap_or_default();
+        let resource = Resource::of(&method, rest, header);
         // An upgrade never ends, and an old Envoy would wait for this filter for ever.
         let resource = resource.and_then(|resource| match header("upgrade") {
             Some(_) => Err(Refusal::with(400, "an upgrade is no call")),

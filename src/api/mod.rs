@@ -1,4 +1,5 @@
-//! The HTTP API of the string server: `query`, `notify` and `explain` under one path prefix.
+//! The HTTP API of the string server: `query`, `notify`, `explain` and `status` under one path
+//! prefix.
 //!
 //! Owns the resources and the shape of answers. Pure: a call's method, path and body go in, an
 //! answer comes out; [`exchange`] gathers the body. Errors are
@@ -9,6 +10,7 @@
 mod call;
 mod exchange;
 mod explain;
+mod status;
 mod string_server;
 #[cfg(test)]
 mod tests;
@@ -17,12 +19,19 @@ pub use exchange::{Exchange, Held, MAX_BODY_BYTES};
 
 use crate::router::{Env, Router};
 
+const JSON: &str = "application/json";
+const HTML: &str = "text/html; charset=utf-8";
+
 /// An answer to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     /// HTTP status.
     pub status: u16,
-    /// The body, JSON.
+    /// What the body is.
+    pub content_type: &'static str,
+    /// The method that the resource takes, where it was called with another.
+    pub allow: Option<&'static str>,
+    /// The body.
     pub body: String,
 }
 
@@ -32,6 +41,7 @@ pub struct Refusal {
     status: u16,
     message: &'static str,
     param: Option<&'static str>,
+    allow: Option<&'static str>,
 }
 
 impl Refusal {
@@ -41,6 +51,7 @@ impl Refusal {
             status: 400,
             message,
             param: Some(param),
+            allow: None,
         }
     }
 
@@ -49,6 +60,7 @@ impl Refusal {
             status,
             message,
             param: None,
+            allow: None,
         }
     }
 }
@@ -63,6 +75,8 @@ impl From<Refusal> for Response {
         let message = refusal.message;
         Response {
             status: refusal.status,
+            content_type: JSON,
+            allow: refusal.allow,
             body: [
                 "{\"error\":{\"message\":\"",
                 message,
@@ -81,21 +95,37 @@ enum Resource {
     Query,
     Notify,
     Explain,
+    Status { html: bool },
 }
 
 impl Resource {
     /// The resource of a request, its path without the prefix.
-    fn of(method: &[u8], path: &[u8]) -> Result<Self, Refusal> {
+    fn of(
+        method: &[u8],
+        path: &[u8],
+        header: &dyn Fn(&str) -> Option<Vec<u8>>,
+    ) -> Result<Self, Refusal> {
         let resource = match path {
             b"/query" => Self::Query,
             b"/notify" => Self::Notify,
             b"/explain" => Self::Explain,
+            // A browser names HTML; a program may name nothing at all.
+            b"/status" => Self::Status {
+                html: header("accept").is_some_and(|accept| names_html(&accept)),
+            },
             _ => return Err(Refusal::with(404, "no such resource")),
         };
-        match method {
-            b"POST" => Ok(resource),
-            _ => Err(Refusal::with(405, "this resource takes POST")),
+        let (takes, message) = match resource {
+            Self::Status { .. } => ("GET", "this resource takes GET"),
+            _ => ("POST", "this resource takes POST"),
+        };
+        if method == takes.as_bytes() {
+            return Ok(resource);
         }
+        Err(Refusal {
+            allow: Some(takes),
+            ..Refusal::with(405, message)
+        })
     }
 
     /// Answers a call at `now`, seconds since 1970.
@@ -104,7 +134,25 @@ impl Resource {
             Self::Query => string_server::query(router, env, body, now),
             Self::Notify => string_server::notify(router, env, body, now),
             Self::Explain => explain::explain(router, env, body, now),
+            Self::Status { html: false } => Ok(status::status(router, env)),
+            Self::Status { html: true } => Ok(status::PAGE.to_owned()),
         };
-        answer.map_or_else(Response::from, |body| Response { status: 200, body })
+        let content_type = match self {
+            Self::Status { html: true } => HTML,
+            _ => JSON,
+        };
+        answer.map_or_else(Response::from, |body| Response {
+            status: 200,
+            content_type,
+            allow: None,
+            body,
+        })
     }
+}
+
+fn names_html(accept: &[u8]) -> bool {
+    let html = b"text/html";
+    accept
+        .windows(html.len())
+        .any(|part| part.eq_ignore_ascii_case(html))
 }

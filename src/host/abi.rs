@@ -47,6 +47,8 @@ pub enum MetricType {
     Counter = 0,
     /// Is set.
     Gauge = 1,
+    /// Takes values.
+    Histogram = 2,
 }
 
 #[link(wasm_import_module = "env")]
@@ -133,6 +135,7 @@ extern "C" {
         timeout: u32,
         token: *mut u32,
     ) -> u32;
+    fn proxy_get_metric(id: u32, value: *mut u64) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
         name_size: usize,
@@ -190,10 +193,15 @@ pub fn set_tick_period(period: u32) {
     unsafe { proxy_set_tick_period_milliseconds(period) };
 }
 
+/// At most `max_size` bytes of a buffer from `start` on.
+pub fn buffer_from(kind: Buffer, start: usize, max_size: usize) -> Option<Vec<u8>> {
+    // SAFETY: live out-pointers, given by `bytes`.
+    bytes(|data, size| unsafe { proxy_get_buffer_bytes(kind as u32, start, max_size, data, size) })
+}
+
 /// The first `max_size` bytes of a buffer.
 pub fn buffer(kind: Buffer, max_size: usize) -> Option<Vec<u8>> {
-    // SAFETY: live out-pointers, given by `bytes`.
-    bytes(|data, size| unsafe { proxy_get_buffer_bytes(kind as u32, 0, max_size, data, size) })
+    buffer_from(kind, 0, max_size)
 }
 
 /// Removes the first `size` bytes of a buffer.
@@ -309,7 +317,7 @@ pub fn increment_metric(id: u32, offset: i64) {
     }
 }
 
-/// Sets a gauge.
+/// Sets a gauge, or adds a value to a histogram.
 pub fn record_metric(id: u32, value: u64) {
     // SAFETY: no pointers.
     unsafe { proxy_record_metric(id, value) };
@@ -359,6 +367,18 @@ pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<
     }
 }
 
+/// The value of a counter or gauge, over all workers: the host has one for each name.
+pub fn metric(id: u32) -> u64 {
+    let mut value = 0;
+    // SAFETY: a live out-pointer.
+    let status = unsafe { proxy_get_metric(id, &mut value) };
+    if status == 0 {
+        value
+    } else {
+        0
+    }
+}
+
 /// Lets Envoy choose the route again, from the headers as they are now.
 pub fn clear_route_cache() {
     let name = "clear_route_cache";
@@ -375,6 +395,11 @@ pub fn clear_route_cache() {
 /// Milliseconds on Envoy's monotonic clock, the same for every worker of the process.
 pub fn monotonic_ms() -> u64 {
     nanos(WASI_CLOCK_MONOTONIC) / 1_000_000
+}
+
+/// Microseconds on the same clock.
+pub fn monotonic_us() -> u64 {
+    nanos(WASI_CLOCK_MONOTONIC) / 1_000
 }
 
 /// Seconds since 1970.

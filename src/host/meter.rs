@@ -5,7 +5,7 @@
 
 use super::abi::{self, MetricType};
 use crate::config::Config;
-use crate::metrics::{Kind, Meter, Metric};
+use crate::metrics::{Kind, Meter, Metric, BASELINE};
 use crate::pods::{Member, Members};
 use crate::policy::Reason;
 use crate::router::{Env, Router};
@@ -27,6 +27,19 @@ const OF_POD: [Metric; 6] = [
     Metric::PodHealthy,
     Metric::StoredChunks,
     Metric::CapacityChunks,
+];
+
+/// Counters that are there as 0 before their first count, so that the first one is an increase.
+const FROM_ZERO: [Metric; 9] = [
+    Metric::CasRetries,
+    Metric::DroppedNotifies,
+    Metric::DroppedChunks,
+    Metric::JunkPages,
+    Metric::PromptChunks,
+    Metric::MatchedChunks,
+    Metric::PromptTokens,
+    Metric::PredictedCachedTokens,
+    Metric::ReportedCachedTokens,
 ];
 
 /// Series of a metric: the metric, a pod, a word.
@@ -58,6 +71,9 @@ impl HostMeter {
 
     /// Sets the gauges and counts what the table counted since.
     pub fn gauges(&self, router: &Router, env: &Env<'_>) {
+        for metric in FROM_ZERO {
+            self.id(metric, None, "", "");
+        }
         let stats = router.table().stats();
         let now = [
             stats.cas_retries,
@@ -163,6 +179,7 @@ impl HostMeter {
         let kind = match metric.kind() {
             Kind::Counter => MetricType::Counter,
             Kind::Gauge => MetricType::Gauge,
+            Kind::Histogram => MetricType::Histogram,
         };
         let id = abi::define_metric(kind, &metric.full_name(&self.pool, &labels))?;
         ids.insert(series, id);
@@ -188,7 +205,30 @@ impl Meter for HostMeter {
         self.add(metric, None, "", "", n);
     }
 
-    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str) {
-        self.add(metric, None, key, value, 1);
+    fn count_labelled(&self, metric: Metric, key: &'static str, value: &'static str, n: u64) {
+        self.add(metric, None, key, value, n);
+    }
+
+    fn count_on(&self, metric: Metric, pod: &Member, n: u64) {
+        self.add(metric, Some(pod), "", "", n);
+    }
+
+    fn record(&self, metric: Metric, value: u64) {
+        self.set(metric, None, value);
+    }
+
+    fn decisions(&self, reason: Reason, pod: Option<&Member>) -> u64 {
+        let id = self.id(Metric::Decisions, pod, "reason", reason.as_str());
+        id.map_or(0, abi::metric)
+    }
+
+    fn saved(&self) -> u64 {
+        let (key, word) = BASELINE;
+        let id = self.id(Metric::SavedPrefillTokens, None, key, word);
+        id.map_or(0, abi::metric)
+    }
+
+    fn total(&self, metric: Metric, pod: Option<&Member>) -> u64 {
+        self.id(metric, pod, "", "").map_or(0, abi::metric)
     }
 }

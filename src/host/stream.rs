@@ -1,14 +1,15 @@
 //! One HTTP stream: Envoy's callbacks handed to [`Request`], its steps carried out.
 //!
 //! Cost: four to six header reads, one body read, one header write and one property write per
-//! request; one property read and one header write per answer. The bytes of an answer are read
-//! only while they may name a response of the Responses API, as a rule one piece.
+//! request; one property read and one header write per answer. An answer to a prompt is
+//! read once, of long pieces the end, for what it tells of its tokens.
 
 use super::abi::{self, Buffer, Headers};
 use super::exports::Action;
 use super::meter::HostMeter;
 use super::shared::SharedData;
 use crate::api::{Exchange, Held, Response};
+use crate::metrics::{Meter, Metric};
 use crate::pods::admin::ip_port;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
@@ -17,6 +18,9 @@ use std::rc::Rc;
 /// Response header, and name of the filter state.
 const REPORT_HEADER: &str = "x-prefix-router";
 const REPORT_STATE: &str = "prefix_router";
+
+/// The page may run what is written in it and fetch the JSON beside it, and nothing else.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 /// A configured filter instance.
 pub struct Instance {
@@ -66,11 +70,11 @@ impl Stream {
         }
     }
 
-    fn first_byte(&mut self) {
+    fn answer_body(&mut self, size: usize) {
         if let Some(instance) = self.instance.clone() {
-            let bytes = |most| abi::buffer(Buffer::ResponseBody, most);
+            let bytes = |start, most| abi::buffer_from(Buffer::ResponseBody, start, most);
             self.request
-                .on_answer_body(&instance.router, &instance.env(), &bytes);
+                .on_answer_body(&instance.router, &instance.env(), size, &bytes);
         }
     }
 
@@ -91,6 +95,14 @@ impl Stream {
             respond(&response);
         }
         Some(Action::Pause)
+    }
+
+    /// Counts how long a decision took that was made between then and now.
+    fn decided_since(&self, instance: &Instance, begun_us: u64, step: &Step) {
+        if matches!(step, Step::Go(_)) {
+            let took = abi::monotonic_us().saturating_sub(begun_us);
+            instance.meter.record(Metric::DecisionMicroseconds, took);
+        }
     }
 
     fn carry_out(&self, instance: &Instance, step: Step) -> Action {
@@ -116,10 +128,15 @@ impl Stream {
 }
 
 fn respond(response: &Response) {
-    let mut headers = vec![("content-type", "application/json")];
-    if response.status == 405 {
-        headers.push(("allow", "POST"));
-    }
+    let mut headers = vec![
+        ("content-type", response.content_type),
+        ("cache-control", "no-store"),
+        ("vary", "accept"),
+        ("x-content-type-options", "nosniff"),
+        // For the page, which has all that it needs inside.
+        ("content-security-policy", PAGE_POLICY),
+    ];
+    headers.extend(response.allow.map(|allow| ("allow", allow)));
     let details = "prefix_router_api";
     abi::respond(response.status, details, &headers, response.body.as_bytes());
 }
@@ -185,9 +202,11 @@ impl Stream {
         if let Some(action) = self.on_call(&instance, size, end) {
             return action;
         }
+        let begun = abi::monotonic_us();
         let step = self
             .request
             .on_body(&instance.router, &instance.env(), size, end, &body);
+        self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
     }
 
@@ -199,9 +218,11 @@ impl Stream {
         if let Some(action) = self.on_call(&instance, 0, true) {
             return action;
         }
+        let begun = abi::monotonic_us();
         let step = self
             .request
             .on_trailers(&instance.router, &instance.env(), &body);
+        self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
     }
 
@@ -223,6 +244,7 @@ impl Stream {
             upstream,
             flags: &|| number("response\0flags"),
             attempts: &|| number("upstream\0request_attempt_count"),
+            content_type: &|| abi::header(Headers::Response, "content-type"),
         };
         let env = instance.env();
         if let Some(answer) = self.request.on_answer(&instance.router, &env, &served, end) {
@@ -244,14 +266,14 @@ impl Stream {
     /// Bytes of the answer's body, or its end.
     pub fn on_http_response_body(&mut self, size: usize, end: bool) -> Action {
         if size > 0 || end {
-            self.first_byte();
+            self.answer_body(size);
         }
         Action::Continue
     }
 
     /// The answer's trailers came.
     pub fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        self.first_byte();
+        self.answer_body(0);
         Action::Continue
     }
 

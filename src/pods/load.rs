@@ -40,6 +40,8 @@ pub struct Load {
     pub running: u32,
     /// Tokens of prefill that it has not done yet.
     pub backlog: f64,
+    /// When the first byte of an answer was last seen; 0: not yet.
+    pub last_first_ms: u64,
 }
 
 /// The loads of one pool, as one VM sees them.
@@ -149,6 +151,7 @@ impl LoadBoard {
             Load {
                 running: lanes.running,
                 backlog: lanes.backlog(rate, now_ms),
+                last_first_ms: lanes.last_first_ms,
             }
         };
         (slots.iter().map(load).collect(), rate)

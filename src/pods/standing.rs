@@ -86,6 +86,13 @@ impl Book {
         self.entries.iter().filter(gone).map(|entry| entry.pod)
     }
 
+    /// Of an unusual pod: since when it is, and until when it is ejected, if it is.
+    pub fn times(&self, pod: PodKey) -> Option<(u64, Option<u64>)> {
+        let entry = self.find(pod)?;
+        let until_ms = (entry.failures > 0).then_some(entry.until_ms);
+        Some((entry.since_ms, until_ms))
+    }
+
     fn find(&self, pod: PodKey) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.pod == pod)
     }

@@ -14,6 +14,7 @@ use crate::policy::Reason;
 use crate::report::Report;
 use crate::router::{Credit, Env, Router};
 use crate::sticky::Sniffer;
+use crate::usage::Tail;
 
 /// Bits of Envoy's response flags that say: the pod was not even asked.
 const UNREACHABLE: u64 = NO_HEALTHY_UPSTREAM | CONNECTION_FAILURE | NO_CLUSTER;
@@ -43,6 +44,8 @@ pub struct Served<'a> {
     pub flags: &'a dyn Fn() -> u64,
     /// How often Envoy tried.
     pub attempts: &'a dyn Fn() -> u64,
+    /// Its content type.
+    pub content_type: &'a dyn Fn() -> Option<Vec<u8>>,
 }
 
 /// A decided request.
@@ -68,6 +71,10 @@ pub struct Decided {
     pub credit: Option<Credit>,
     /// Looks for the id of the response that the answer makes, while there may be one.
     pub response: Option<Sniffer>,
+    /// Leading chunks that a candidate held on average.
+    pub mean_matched: f64,
+    /// The end of the answer, while it may tell what it cost.
+    pub tail: Option<Tail>,
     /// The pod that has this request in its count, known to serve it or expected to.
     counted_on: Option<usize>,
     ticket: Option<Ticket>,
@@ -95,6 +102,8 @@ impl Decided {
             chains: Vec::new(),
             credit: None,
             response: None,
+            mean_matched: 0.0,
+            tail: None,
             counted_on: None,
             ticket: None,
             stranger: None,
@@ -172,7 +181,7 @@ impl Decided {
                 false => "differed",
             };
             env.meter
-                .count_labelled(Metric::Observed, "outcome", outcome);
+                .count_labelled(Metric::Observed, "outcome", outcome, 1);
             let held = self.matched_on(pod);
             env.meter.count(Metric::ObservedMatchedChunks, held.into());
         }
@@ -195,6 +204,10 @@ impl Decided {
         if !self.did_work {
             self.chains = Vec::new();
             self.response = None;
+        }
+        if self.did_work && self.bytes > 0 {
+            let kind = (served.content_type)().unwrap_or_default();
+            self.tail = Tail::may_tell(&kind).then(Tail::default);
         }
     }
 
@@ -228,7 +241,28 @@ impl Decided {
     /// The stream is over, however it ended.
     pub fn end(&mut self, router: &Router, env: &Env<'_>) {
         self.take_back(router, env);
+        self.account(router, env);
         self.count_on(router, env, None);
+    }
+
+    /// Counts what the answer cost its pod beside what was expected of it.
+    fn account(&mut self, router: &Router, env: &Env<'_>) {
+        if !(self.did_work && self.has_begun) || self.bytes == 0 {
+            return;
+        }
+        let told = self.tail.take().and_then(|tail| tail.usage());
+        let share = |chunks| router.share(self.bytes, chunks);
+        let matched = share(self.matched_on(self.counted_on).into());
+        if let Some(usage) = told {
+            let predicted = matched * usage.prompt as f64;
+            env.meter.count(Metric::PromptTokens, usage.prompt);
+            env.meter
+                .count(Metric::PredictedCachedTokens, predicted as u64);
+            let reported = usage.cached.unwrap_or(0);
+            env.meter.count(Metric::ReportedCachedTokens, reported);
+        }
+        let tokens = told.map_or(router.uncached(self.bytes, 0), |usage| usage.prompt as f64);
+        router.saved(env, (matched - share(self.mean_matched)) * tokens);
     }
 
     /// Counts the request on another pod, or on none.

@@ -15,6 +15,7 @@ use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::router::{Env, Question, Router};
 use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
+use crate::usage::KEPT_BYTES;
 use decided::Decided;
 pub use decided::Served;
 
@@ -152,7 +153,7 @@ impl Request {
             match prompt::read(api, &bytes, extent, config.chunk_bytes) {
                 Err(why) => {
                     env.meter
-                        .count_labelled(Metric::UnreadablePrompts, "detail", why.as_str());
+                        .count_labelled(Metric::UnreadablePrompts, "detail", why.as_str(), 1);
                     return self.go_without_prompt(router, env, why.as_str(), None);
                 }
                 Ok(prompts) => {
@@ -208,19 +209,25 @@ impl Request {
         })
     }
 
-    /// Bytes of the answer's body, or its end: the pod has done the prefill. `bytes` reads the
-    /// first so many of them, and is asked only while they may name a response.
+    /// `size` bytes of the answer's body, or its end: the pod has done the prefill. `bytes` reads
+    /// some of them, from a start and at most so many, and is asked only while they may name a
+    /// response or tell what the answer cost.
     pub fn on_answer_body(
         &mut self,
         router: &Router,
         env: &Env<'_>,
-        bytes: &dyn Fn(usize) -> Option<Vec<u8>>,
+        size: usize,
+        bytes: &dyn Fn(usize, usize) -> Option<Vec<u8>>,
     ) {
         if let State::Decided(decided) = &mut self.state {
             decided.first_byte(router, env);
             if decided.response.is_some() {
-                let bytes = bytes(SNIFFED_BYTES).unwrap_or_default();
+                let bytes = bytes(0, SNIFFED_BYTES).unwrap_or_default();
                 decided.answer_bytes(router, env, &bytes);
+            }
+            if let (1.., Some(tail)) = (size, &mut decided.tail) {
+                let piece = bytes(size.saturating_sub(KEPT_BYTES), KEPT_BYTES);
+                tail.push(&piece.unwrap_or_default());
             }
         }
     }
@@ -262,6 +269,7 @@ impl Request {
             return self.go(router, env, None, decided);
         };
         decided.matched = choice.matched;
+        decided.mean_matched = mean(&decided.matched, &choice.ranking.pods);
         if api.fills_cache() {
             decided.bytes = choice.bytes;
             let chains = prompts.into_iter().map(|prompt| prompt.chunks);
@@ -323,6 +331,9 @@ impl Request {
         env.meter.count(Metric::PromptChunks, decided.chunks.into());
         let matched = decided.matched_on(decided.chosen);
         env.meter.count(Metric::MatchedChunks, matched.into());
+        if let Some(percent) = matched.saturating_mul(100).checked_div(decided.chunks) {
+            env.meter.record(Metric::MatchedPercent, percent.into());
+        }
         let mut go = Go {
             destination: None,
             report: decided.text(),
@@ -352,6 +363,12 @@ impl Request {
             ResponseHeader::Full => Some(report.full()),
         }
     }
+}
+
+/// The mean over some of the pods.
+fn mean(matched: &[u32], pods: &[usize]) -> f64 {
+    let of = |pod: &usize| f64::from(matched.get(*pod).copied().unwrap_or(0));
+    pods.iter().map(of).sum::<f64>() / pods.len().max(1) as f64
 }
 
 fn is_encoded(content_encoding: Option<&[u8]>) -> bool {

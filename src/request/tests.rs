@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::config::Config;
-use crate::metrics::Silent;
+use crate::metrics::Meter;
 use crate::pods::load::{Load, LoadBoard};
+use crate::pods::Member;
 use crate::store::MemoryStore;
+use core::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const A: &str = "10.0.0.1:8000";
@@ -12,10 +15,49 @@ const B: &str = "10.0.0.2:8000";
 const STRANGER: &str = "10.9.9.9:8000";
 
 mod responses;
+mod tokens;
+
+/// Counts in a map.
+#[derive(Default)]
+struct Tally(RefCell<BTreeMap<&'static str, u64>>);
+
+impl Tally {
+    fn of(&self, metric: Metric) -> u64 {
+        self.0.borrow().get(metric.name()).copied().unwrap_or(0)
+    }
+}
+
+impl Meter for Tally {
+    fn decision(&self, _: Reason, _: Option<&Member>) {
+        self.count(Metric::Decisions, 1);
+    }
+    fn count(&self, metric: Metric, n: u64) {
+        *self.0.borrow_mut().entry(metric.name()).or_default() += n;
+    }
+    fn count_labelled(&self, metric: Metric, _: &'static str, _: &'static str, n: u64) {
+        self.count(metric, n);
+    }
+    fn count_on(&self, metric: Metric, _: &Member, n: u64) {
+        self.count(metric, n);
+    }
+    fn record(&self, metric: Metric, value: u64) {
+        self.count(metric, value);
+    }
+    fn decisions(&self, _: Reason, _: Option<&Member>) -> u64 {
+        self.of(Metric::Decisions)
+    }
+    fn saved(&self) -> u64 {
+        self.of(Metric::SavedPrefillTokens)
+    }
+    fn total(&self, metric: Metric, _: Option<&Member>) -> u64 {
+        self.of(metric)
+    }
+}
 
 struct World {
     store: MemoryStore,
     router: Router,
+    meter: Tally,
 }
 
 impl World {
@@ -33,13 +75,14 @@ impl World {
         Self {
             store: MemoryStore::default(),
             router: Router::new(config, board, may_pause),
+            meter: Tally::default(),
         }
     }
 
     fn env(&self) -> Env<'_> {
         Env {
             store: &self.store,
-            meter: &Silent,
+            meter: &self.meter,
             clock: &|| 1000,
         }
     }
@@ -104,12 +147,13 @@ impl World {
             upstream,
             flags: &|| flags,
             attempts: &|| 1,
+            content_type: &|| Some(b"application/json".to_vec()),
         };
         request.on_answer(&self.router, &self.env(), &served, false)
     }
 
     fn first_byte(&self, request: &mut Request) {
-        request.on_answer_body(&self.router, &self.env(), &|_| None);
+        request.on_answer_body(&self.router, &self.env(), 0, &|_, _| None);
     }
 
     fn end(&self, mut request: Request) {
@@ -540,7 +584,7 @@ fn a_model_goes_to_pods_that_serve_it() {
     let store = MemoryStore::default();
     let env = Env {
         store: &store,
-        meter: &Silent,
+        meter: &Tally::default(),
         clock: &|| 0,
     };
     let members = router.members(&env);

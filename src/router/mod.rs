@@ -7,7 +7,7 @@
 
 use crate::chunk::ChunkHash;
 use crate::config::{Balanced, Capacity, Config, Pod, Policy};
-use crate::metrics::Meter;
+use crate::metrics::{Meter, Metric, BASELINE};
 use crate::pods::load::{Load, LoadBoard, Ticket};
 use crate::pods::registry::{Known, Registry};
 use crate::pods::standing::{Book, Standings};
@@ -51,6 +51,8 @@ pub struct Router {
     members: RefCell<Option<Members>>,
     settled: Cell<bool>,
     turn: Cell<u64>,
+    /// Tokens saved that are not counted yet.
+    saved: Cell<f64>,
 }
 
 /// How discovery is.
@@ -90,6 +92,50 @@ pub struct Choice {
     pub queries: Vec<Query>,
 }
 
+/// How a pod stands, and what it is that keeps traffic from it, if something does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// All is well.
+    Serving,
+    /// It is new, or has lost its cache: its share of the cold prompts grows.
+    New,
+    /// The table has no place for it.
+    NoRoom,
+    /// It could not be reached.
+    Ejected,
+    /// It was ejected, and the next request may try it again.
+    OnTrial,
+    /// Envoy takes it for unable to serve.
+    Unhealthy,
+}
+
+impl Why {
+    /// The word in the status.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::New => "new",
+            Self::NoRoom => "no_room",
+            Self::Ejected => "ejected",
+            Self::OnTrial => "on_trial",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
+}
+
+/// What is known of a pod's health.
+#[derive(Debug, Clone, Copy)]
+pub struct Outlook {
+    /// How it stands.
+    pub why: Why,
+    /// Since when, where that is known.
+    pub since_ms: Option<u64>,
+    /// Until when it is ejected.
+    pub until_ms: Option<u64>,
+    /// Where this is known from.
+    pub source: &'static str,
+}
+
 /// Chunks credited to a pod, to be taken back if it did no work.
 #[derive(Debug)]
 pub struct Credit {
@@ -125,6 +171,7 @@ impl Router {
             members: RefCell::new(None),
             settled: Cell::new(false),
             turn: Cell::new(0),
+            saved: Cell::new(0.0),
         }
     }
 
@@ -176,6 +223,34 @@ impl Router {
         let (book, now_ms) = (self.standings.read(env.store), (env.clock)());
         let fit = |m: &Member| standing(&book, m, now_ms, true) == Standing::Fit;
         members.iter().map(fit).collect()
+    }
+
+    /// How each pod stands, for people.
+    pub fn outlook(&self, env: &Env<'_>, members: &[Member]) -> Vec<Outlook> {
+        let (book, now_ms) = (self.standings.read(env.store), (env.clock)());
+        let outlook = |member: &Member| {
+            let (since_ms, until_ms) = book
+                .times(member.key)
+                .map_or((None, None), |(since, until)| (Some(since), until));
+            let why = match book.standing(member.key, now_ms) {
+                _ if !member.healthy => Why::Unhealthy,
+                Standing::Unfit => Why::Ejected,
+                Standing::Probe => Why::OnTrial,
+                Standing::Fit if member.slot.is_none() => Why::NoRoom,
+                Standing::Fit if book.cold_share(member.key, now_ms) < 1.0 => Why::New,
+                Standing::Fit => Why::Serving,
+            };
+            Outlook {
+                why,
+                since_ms: since_ms.filter(|_| !matches!(why, Why::Serving | Why::Unhealthy)),
+                until_ms: until_ms.filter(|_| why == Why::Ejected),
+                source: match self.config.discovery {
+                    Some(_) => "discovery",
+                    None => "requests",
+                },
+            }
+        };
+        members.iter().map(outlook).collect()
     }
 
     /// Leading chunks that each pod holds, summed over the prompts, and the look-ups of the first.
@@ -302,6 +377,26 @@ impl Router {
         (bytes as u64).saturating_sub(held) as f64 / BYTES_PER_TOKEN
     }
 
+    /// Bytes of prompts that make so many tokens, as a rule of thumb.
+    pub fn prompt_bytes(&self, tokens: f64) -> f64 {
+        tokens * BYTES_PER_TOKEN
+    }
+
+    /// The share of `bytes` of prompts that so many chunks are.
+    pub fn share(&self, bytes: usize, chunks: f64) -> f64 {
+        (chunks * self.config.chunk_bytes as f64 / bytes.max(1) as f64).min(1.0)
+    }
+
+    /// Counts prefill that a choice saved. One that cost some is owed, and taken off the next.
+    pub fn saved(&self, env: &Env<'_>, tokens: f64) {
+        let saved = self.saved.get() + tokens;
+        let whole = saved.max(0.0).floor();
+        self.saved.set(saved - whole);
+        let (key, word) = BASELINE;
+        env.meter
+            .count_labelled(Metric::SavedPrefillTokens, key, word, whole as u64);
+    }
+
     /// A pod has made a response, and alone has it.
     pub fn made(&self, env: &Env<'_>, response: ResponseKey, member: &Member) {
         let now_ms = (env.clock)();
@@ -336,7 +431,7 @@ impl Router {
         let member = members.get(pod)?;
         let (slot, capacity) = (member.slot?, member.capacity);
         let mut queries = queries.into_iter();
-        let notified = chains
+        let notified: Vec<Notified> = chains
             .iter()
             .map(|chain| {
                 let query = queries
@@ -345,6 +440,9 @@ impl Router {
                 self.table.notify(env.store, chain, slot, capacity, query)
             })
             .collect();
+        let evicted = notified.iter().map(|done| u64::from(done.evicted));
+        env.meter
+            .count_on(Metric::EvictedChunks, member, evicted.sum());
         Some(notified)
     }
 

@@ -30,3 +30,4 @@ pub mod metrics;
 pub mod raw;
 pub mod rig;
 pub mod stub;
+pub mod tool;

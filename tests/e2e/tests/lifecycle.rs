@@ -141,7 +141,7 @@ fn shipped_bootstraps_are_valid() {
     for entry in std::fs::read_dir(root().join("envoy")).expect("envoy/") {
         let path = entry.expect("an entry").path();
         let is_yaml = path.extension().is_some_and(|e| e == "yaml");
-        if is_yaml && !path.ends_with("openapi.yaml") {
+        if is_yaml && !path.ends_with("openapi.yaml") && !path.ends_with("alerts.yaml") {
             let output = envoy::validate(&path);
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{path:?}: {said}");

@@ -7,7 +7,8 @@ use std::process::Command;
 
 /// Calls that are made up from the description, right ones and wrong ones, are answered as it
 /// says. Not checked here: that right ones are accepted, since whether an id is a pod and a time
-/// is near is not in the description.
+/// is near is not in the description; other methods, since those that Envoy's own parser does not
+/// know are its 400 (`status.rs` and `api.rs` have the 405).
 #[tokio::test]
 async fn answers_are_as_described() {
     let pods = Stub::three().await;
@@ -18,7 +19,10 @@ async fn answers_are_as_described() {
         Command::new(&tool)
             .args(["run", "envoy/openapi.yaml", "--url", &url])
             .args(["--phases", "examples,coverage,fuzzing"])
-            .args(["--exclude-checks", "positive_data_acceptance"])
+            .args([
+                "--exclude-checks",
+                "positive_data_acceptance,unsupported_method",
+            ])
             .args(["--max-time", "20", "--seed", "1", "--no-color"])
             .args(["--warnings", "off"])
             .current_dir(root())
@@ -28,5 +32,5 @@ async fn answers_are_as_described() {
     let output = run.await.expect("it ran");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("Tested: 3"), "{text}");
+    assert!(text.contains("Tested: 4"), "{text}");
 }
