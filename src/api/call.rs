@@ -7,6 +7,7 @@
 //! Cost: one reading of the call for its fields, one of the request's; neither stays in memory.
 
 use super::Refusal;
+use crate::config::Json;
 use crate::prompt::json::{spelled, Kind, Tape};
 use crate::prompt::{self, Api, Extent, Prompts, Unreadable};
 
@@ -63,7 +64,7 @@ impl<'b> Call<'b> {
         };
         // The order of a pod's notifies is the order of their times: an earlier `t` counts as
         // the pod's newest. So it only has to make sense.
-        match t.map(serde_json::from_slice::<f64>) {
+        match t.map(number) {
             None => Ok(call),
             Some(Ok(t)) if !t.is_finite() || t > now + MAX_AHEAD => {
                 Err(Refusal::of("t", "is more than a day ahead"))
@@ -160,4 +161,12 @@ fn id(spelled: &[u8]) -> Option<Id<'_>> {
         string(spelled)?
     };
     Some(Id { spelled, name })
+}
+
+/// A JSON number.
+fn number(spelled: &[u8]) -> Result<f64, ()> {
+    match serde_json::from_slice(spelled) {
+        Ok(Json::Number(number)) => Ok(number),
+        _ => Err(()),
+    }
 }

@@ -15,7 +15,7 @@ mod tests;
 
 pub(crate) use rules::{is_ip_port, is_pod_name};
 pub use scope::Scope;
-pub use tree::ConfigError;
+pub use tree::{ConfigError, Json};
 
 use crate::table::Geometry;
 

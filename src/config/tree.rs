@@ -31,12 +31,18 @@ impl ConfigError {
 
 /// A JSON value; duplicate keys are refused while it is read.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Json {
+pub enum Json {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Bool(bool),
+    /// Any number.
     Number(f64),
+    /// A string.
     Text(String),
+    /// An array.
     List(Vec<Json>),
+    /// An object, in its order.
     Object(Vec<(String, Json)>),
 }
 
@@ -126,7 +132,9 @@ impl<'de> Visitor<'de> for JsonVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut entries: Vec<(String, Json)> = Vec::new();
-        while let Some((key, value)) = map.next_entry::<String, Json>()? {
+        // Keys as JSON too: `String` would bring the formatting of every type it is not.
+        while let Some((key, value)) = map.next_entry::<Json, Json>()? {
+            let Json::Text(key) = key else { continue };
             if entries.iter().any(|(known, _)| *known == key) {
                 return Err(A::Error::custom(format!(
                     "the key \"{key}\" stands there twice"

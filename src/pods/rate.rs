@@ -49,7 +49,8 @@ impl Rate {
     pub fn tokens_per_second(self, start: f64) -> f64 {
         let tokens = f64::from(self.tokens) + START_TOKENS;
         let seconds = f64::from(self.seconds) + START_TOKENS / start;
-        (tokens / seconds).clamp(start / CLAMP, start * CLAMP)
+        // `clamp` could panic.
+        (tokens / seconds).max(start / CLAMP).min(start * CLAMP)
     }
 
     /// As it stands in shared data.

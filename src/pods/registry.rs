@@ -86,11 +86,7 @@ impl Scraped {
     pub fn capacity_chunks(&self, chunk_bytes: usize, most: u32) -> Option<u32> {
         let bytes = self.cache_tokens.saturating_mul(4);
         let chunks = bytes.checked_div(chunk_bytes as u64).filter(|n| *n > 0)?;
-        Some(
-            u32::try_from(chunks)
-                .unwrap_or(most)
-                .clamp(16.min(most), most),
-        )
+        Some(u32::try_from(chunks).unwrap_or(most).max(16).min(most))
     }
 }
 
