@@ -135,6 +135,19 @@ async fn envoy_gateway() {
     outlives_a_pod(&envoy, &mut pods, HOST).await;
 }
 
+/// Whoever adds a label to the shipped bootstrap and forgets these fails here.
+#[test]
+fn labels_are_those_of_the_shipped_bootstrap() {
+    let tags = |document: &Value| document["stats_config"]["stats_tags"].clone();
+    let shipped = &documents(&read(&root().join("envoy/envoy.yaml")))[0];
+    let istio = from("istio", &["labels.yaml"]);
+    let istio = &istio[0]["spec"]["configPatches"][0]["patch"]["value"];
+    assert_eq!(tags(istio), tags(shipped));
+    let gateway = from("envoy-gateway", &["gateway.yaml"]);
+    let value = the(&gateway, "EnvoyProxy")["spec"]["bootstrap"]["value"].as_str();
+    assert_eq!(tags(&documents(value.expect("text"))[0]), tags(shipped));
+}
+
 /// Nothing in the two folders is left untried.
 #[test]
 fn every_manifest_is_tried() {
