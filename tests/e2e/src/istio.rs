@@ -75,7 +75,15 @@ fn virtual_hosts(documents: &[Value], proxy: &Proxy) -> Vec<Value> {
         for (host, _) in &proxy.services {
             let route = json!({
                 "match": { "prefix": "/" },
-                "route": { "cluster": outbound("", host), "timeout": "0s" },
+                "route": {
+                    "cluster": outbound("", host),
+                    "timeout": "0s",
+                    // What Istio gives to a route that nobody wrote.
+                    "retry_policy": {
+                        "retry_on": "connect-failure,refused-stream,unavailable,cancelled",
+                        "num_retries": 2,
+                    },
+                },
             });
             all.push(host_of(host, 8000, vec![route]));
         }

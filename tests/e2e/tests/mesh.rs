@@ -3,12 +3,14 @@
 //! A change of the configuration's keys, or of a cluster's name, that forgets a manifest fails here.
 
 use e2e::bootstrap::{root, Bootstrap};
+use e2e::client::{full, request, Version};
 use e2e::control_plane::the;
 use e2e::envoy::{Envoy, Options};
 use e2e::istio::{self, Proxy};
 use e2e::manifest::{accepted, carries, documents, files, read};
 use e2e::stub::Stub;
 use e2e::{envoy_gateway, rig};
+use http::Method;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -37,9 +39,21 @@ async fn start(bootstrap: &Bootstrap, options: Options, discovered: usize, what:
     envoy
 }
 
+/// One pod is gone: whatever is asked is answered by another.
+async fn outlives_a_pod(envoy: &Envoy, pods: &mut [Stub], host: &str) {
+    pods[1].kill().await;
+    let headers = [("content-type", "application/json"), ("host", host)];
+    for i in 0..8 {
+        let body = rig::prompt(&format!("without one {i}"), 2000).to_string();
+        let request = request(Method::POST, "/v1/chat/completions", &headers, full(body));
+        let reply = envoy.connect(Version::H1).await.send(request).await;
+        assert_eq!(reply.status, 200, "request {i}: {reply:?}");
+    }
+}
+
 /// With these files of `envoy/istio`, requests to `host` are served by all the pods of `SERVICE`.
 async fn istio(context: &'static str, names: &[&str], host: &str, discovered: usize) {
-    let pods = Stub::three().await;
+    let mut pods = Stub::three().await;
     let ports = pods.iter().map(Stub::port).collect();
     let proxy = Proxy {
         context,
@@ -50,6 +64,7 @@ async fn istio(context: &'static str, names: &[&str], host: &str, discovered: us
     let what = names.join(", ");
     let envoy = start(&assembled.bootstrap, options, discovered, &what).await;
     carries(&envoy, &pods, host, &what).await;
+    outlives_a_pod(&envoy, &mut pods, host).await;
 }
 
 #[tokio::test]
@@ -112,11 +127,25 @@ fn gateway_of(options: &Options, pods: &[Stub]) -> Bootstrap {
 
 #[tokio::test]
 async fn envoy_gateway() {
-    let pods = Stub::three().await;
+    let mut pods = Stub::three().await;
     let options = Options::new(2);
     let bootstrap = gateway_of(&options, &pods);
     let envoy = start(&bootstrap, options, 3, "Envoy Gateway").await;
     carries(&envoy, &pods, HOST, "Envoy Gateway").await;
+    outlives_a_pod(&envoy, &mut pods, HOST).await;
+}
+
+/// Whoever adds a label to the shipped bootstrap and forgets these fails here.
+#[test]
+fn labels_are_those_of_the_shipped_bootstrap() {
+    let tags = |document: &Value| document["stats_config"]["stats_tags"].clone();
+    let shipped = &documents(&read(&root().join("envoy/envoy.yaml")))[0];
+    let istio = from("istio", &["labels.yaml"]);
+    let istio = &istio[0]["spec"]["configPatches"][0]["patch"]["value"];
+    assert_eq!(tags(istio), tags(shipped));
+    let gateway = from("envoy-gateway", &["gateway.yaml"]);
+    let value = the(&gateway, "EnvoyProxy")["spec"]["bootstrap"]["value"].as_str();
+    assert_eq!(tags(&documents(value.expect("text"))[0]), tags(shipped));
 }
 
 /// Nothing in the two folders is left untried.
