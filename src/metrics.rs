@@ -99,6 +99,8 @@ pub enum Metric {
     DiscoveryAge,
     /// Times that it did not say.
     FailedPolls,
+    /// VMs of this filter that are alive; Envoy has one for each worker, and one more.
+    LiveVms,
     /// Most bytes of shared data that the pool's table can take.
     TableMaxBytes,
     /// 1 when this Envoy cannot hold headers, so that requests go by load only.
@@ -139,6 +141,7 @@ impl Metric {
             Self::LeftOutPods => "prefix_router_left_out_pods",
             Self::DiscoveryAge => "prefix_router_discovery_age_seconds",
             Self::FailedPolls => "prefix_router_failed_polls_total",
+            Self::LiveVms => "prefix_router_live_vms",
             Self::TableMaxBytes => "prefix_router_table_max_bytes",
             Self::EnvoyTooOld => "prefix_router_envoy_too_old",
         }
@@ -157,6 +160,7 @@ impl Metric {
             | Self::DiscoveredPods
             | Self::LeftOutPods
             | Self::DiscoveryAge
+            | Self::LiveVms
             | Self::TableMaxBytes
             | Self::EnvoyTooOld => Kind::Gauge,
             Self::MatchedPercent | Self::DecisionMicroseconds => Kind::Histogram,

@@ -128,15 +128,17 @@ impl HostMeter {
             self.set(Metric::LeftOutPods, None, found.left_out.into());
         }
         let bytes = router.table().footprint().bytes;
+        self.set(Metric::LiveVms, None, router.live_vms(env));
         self.set(Metric::TableMaxBytes, None, bytes);
         self.set(Metric::PrefillRate, None, rate as u64);
         self.set(Metric::EnvoyTooOld, None, u64::from(!router.may_pause()));
     }
 
-    /// Sets the gauges of every pod to 0.
+    /// Sets the gauges of every pod to 0: nobody is left to set them.
     pub fn zero(&self) {
         let shown = self.shown.replace(Rc::new([]));
         shown.iter().for_each(|member| self.zero_pod(member));
+        self.set(Metric::LiveVms, None, 0);
     }
 
     fn zero_pod(&self, member: &Member) {

@@ -61,6 +61,8 @@ struct Others {
     read_at: Option<u64>,
     lanes: Vec<Lanes>,
     rate: Rate,
+    /// VMs that hold a place.
+    live: u64,
 }
 
 impl LoadBoard {
@@ -129,10 +131,14 @@ impl LoadBoard {
 
     /// Keeps this VM's place; to be called on every tick.
     pub fn renew(&self, store: &dyn SharedStore, now_ms: u64) {
-        let counts = self.own.try_borrow().is_ok_and(|own| !own.is_empty());
-        if self.place.get().is_some() || counts {
-            self.publish(store, now_ms);
-        }
+        self.publish(store, now_ms);
+    }
+
+    /// VMs that hold a place, this one among them. One that crashed is missing after [`LEASE_MS`].
+    pub fn live(&self, store: &dyn SharedStore, now_ms: u64) -> u64 {
+        self.refresh(store, now_ms);
+        let others = self.others.try_borrow().map_or(0, |others| others.live);
+        others.saturating_add(self.place.get().is_some().into())
     }
 
     /// The load of each of `slots`, over all workers. `start`: tokens of prefill per second
@@ -235,6 +241,7 @@ impl LoadBoard {
         }
         others.read_at = Some(now_ms);
         others.lanes.clear();
+        others.live = 0;
         others.rate = Rate::default();
         for place in 0..MAX_PLACES {
             if Some(place) == self.place.get() {
@@ -251,6 +258,7 @@ impl LoadBoard {
                 continue;
             }
             others.rate = others.rate.with(value.rate);
+            others.live = others.live.saturating_add(1);
             for (slot, lane) in value.lanes().enumerate().take(MAX_SLOTS) {
                 if others.lanes.len() <= slot {
                     others

@@ -218,6 +218,11 @@ impl Router {
         self.load.read(env.store, &slots, start, (env.clock)())
     }
 
+    /// VMs that are alive: Envoy has one for each worker, and one more.
+    pub fn live_vms(&self, env: &Env<'_>) -> u64 {
+        self.load.live(env.store, (env.clock)())
+    }
+
     /// Whether each pod may be chosen.
     pub fn fit(&self, env: &Env<'_>, members: &[Member]) -> Vec<bool> {
         let (book, now_ms) = (self.standings.read(env.store), (env.clock)());

@@ -81,6 +81,11 @@ async fn the_reported_tokens_are_the_pods_own_and_the_predicted_are_near() {
         envoy
             .eventually("all prompt tokens are counted", settled)
             .await;
+        let vms = || async {
+            let live = total(&envoy.prometheus().await, "prefix_router_live_vms");
+            live == f64::from(concurrency) + 1.0
+        };
+        envoy.eventually("one VM a worker and one more", vms).await;
         let samples = envoy.prometheus().await;
         assert_eq!(total(&samples, REPORTED), cached as f64);
         let predicted = total(&samples, PREDICTED);
