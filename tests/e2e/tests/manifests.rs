@@ -25,6 +25,10 @@ async fn every_filter_serves() {
         let own = documents(&read(&file));
         let own = own.iter().filter(|d| d["kind"] != "EnvoyFilter");
         for filter in own.flat_map(wasm_filters) {
+            // An instance for the API's path alone routes nothing.
+            if filter.to_string().contains("path_prefixes") {
+                continue;
+            }
             let options = Options::new(2);
             let bootstrap = manifest::around(&filter, &options, ports);
             let what = file.display().to_string();
