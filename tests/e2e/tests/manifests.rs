@@ -24,17 +24,9 @@ async fn every_filter_serves() {
         // Those of a control plane are tried as it would place them, in mesh.rs.
         let own = documents(&read(&file));
         let own = own.iter().filter(|d| d["kind"] != "EnvoyFilter");
-<<<<<<< HEAD
         // An instance that serves the API is tried where it stands, in api.rs.
         let filters = own.flat_map(wasm_filters);
         for filter in filters.filter(|filter| !serves_the_api(filter)) {
-=======
-        for filter in own.flat_map(wasm_filters) {
-            // An instance for the API's path alone routes nothing.
-            if filter.to_string().contains("path_prefixes") {
-                continue;
-            }
->>>>>>> 560c72535b40933abcd81ee68337765d847671a2
             let options = Options::new(2);
             let bootstrap = manifest::around(&filter, &options, ports);
             let what = file.display().to_string();
