@@ -284,12 +284,10 @@ fn capacity(node: &Node<'_>) -> Result<Capacity, ConfigError> {
     }
 }
 
-/// The spelling of an address that Envoy uses.
-fn canonical(address: String) -> String {
-    match address.parse::<SocketAddr>() {
-        Ok(address) => address.to_string(),
-        Err(_) => address,
-    }
+/// The spelling of an address that Envoy uses: IPv6 in lower case. A name is the same either way.
+fn canonical(mut address: String) -> String {
+    address.make_ascii_lowercase();
+    address
 }
 
 #[cold]

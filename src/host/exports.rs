@@ -25,12 +25,17 @@ pub enum Action {
 type Shared<T> = Rc<RefCell<T>>;
 
 thread_local! {
-    static ROOTS: RefCell<HashMap<u32, Shared<Root>>> = RefCell::new(HashMap::new());
+    /// A few at most.
+    static ROOTS: RefCell<Vec<(u32, Shared<Root>)>> = const { RefCell::new(Vec::new()) };
     static STREAMS: RefCell<HashMap<u32, Shared<Stream>>> = RefCell::new(HashMap::new());
 }
 
 fn root<T>(id: u32, call: impl FnOnce(&mut Root) -> T) -> Option<T> {
-    let root = ROOTS.with(|roots| roots.try_borrow().ok()?.get(&id).cloned())?;
+    let root = ROOTS.with(|roots| {
+        let roots = roots.try_borrow().ok()?;
+        let found = roots.iter().find(|(known, _)| *known == id)?;
+        Some(found.1.clone())
+    })?;
     let mut root = root.try_borrow_mut().ok()?;
     Some(call(&mut root))
 }
@@ -79,7 +84,11 @@ extern "C" fn proxy_on_vm_start(_root: u32, _configuration_size: usize) -> bool 
 extern "C" fn proxy_on_context_create(id: u32, root_id: u32) {
     if root_id == 0 {
         let new = Rc::new(RefCell::new(Root::default()));
-        ROOTS.with(|roots| roots.try_borrow_mut().map(|mut r| r.insert(id, new)).ok());
+        ROOTS.with(|roots| {
+            if let Ok(mut roots) = roots.try_borrow_mut() {
+                roots.push((id, new));
+            }
+        });
     } else if let Some(new) = root(root_id, |root| root.stream()) {
         let new = Rc::new(RefCell::new(new));
         STREAMS.with(|streams| streams.try_borrow_mut().map(|mut s| s.insert(id, new)).ok());
@@ -152,5 +161,9 @@ extern "C" fn proxy_on_delete(id: u32) {
     // A stream that was never logged has ended all the same.
     stream(id, Stream::on_log);
     STREAMS.with(|streams| streams.try_borrow_mut().map(|mut s| s.remove(&id)).ok());
-    ROOTS.with(|roots| roots.try_borrow_mut().map(|mut r| r.remove(&id)).ok());
+    ROOTS.with(|roots| {
+        if let Ok(mut roots) = roots.try_borrow_mut() {
+            roots.retain(|root| root.0 != id);
+        }
+    });
 }

@@ -11,7 +11,7 @@ use crate::policy::Reason;
 use crate::router::{Env, Router};
 use crate::table::PodKey;
 use core::cell::{Cell, RefCell};
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Label of the pods that have none of their own.
@@ -49,7 +49,7 @@ type Series = (Metric, Option<PodKey>, &'static str);
 pub struct HostMeter {
     pool: String,
     ids: RefCell<HashMap<Series, u32>>,
-    pods: RefCell<HashSet<PodKey>>,
+    pods: RefCell<Vec<PodKey>>,
     shown: RefCell<Members>,
     table_seen: Cell<[u64; 4]>,
     /// First time that the gauges were set.
@@ -62,7 +62,7 @@ impl HostMeter {
         Self {
             pool: config.pool.clone(),
             ids: RefCell::new(HashMap::new()),
-            pods: RefCell::new(HashSet::new()),
+            pods: RefCell::new(Vec::new()),
             shown: RefCell::new(Rc::new([])),
             table_seen: Cell::new([0; 4]),
             since_ms: Cell::new(0),
@@ -172,7 +172,9 @@ impl HostMeter {
         }
         let mut labels = Vec::with_capacity(2);
         if let Some((key, name)) = pod {
-            pods.insert(key);
+            if !pods.contains(&key) {
+                pods.push(key);
+            }
             labels.push(("pod", name));
         }
         if !word.is_empty() {
