@@ -34,7 +34,10 @@ async fn call(envoy: &Envoy, resource: &str, body: &Value) -> Value {
 
 fn refused(reply: &Reply, status: u16, param: Value) {
     assert_eq!(reply.status, status, "{reply:?}");
-    assert_eq!(reply.headers["content-type"], "application/json");
+    assert_eq!(
+        reply.headers["content-type"], "application/json",
+        "{reply:?}"
+    );
     let error = &reply.json()["error"];
     assert_eq!(error["param"], param, "{error}");
     assert!(!error["message"].as_str().expect("a message").is_empty());
