@@ -14,7 +14,9 @@
 //! | [`sticky`] | id of a response | the pod that made it |
 //! | [`usage`] | end of an answer | tokens of its prompt |
 //! | [`policy`] | candidates | a decision |
+//! | [`router`] | a question | a choice, credit, counts: what an instance keeps between requests |
 //! | [`destination`] | a decision | the header that Envoy routes by |
+//! | [`report`] | a decision | its text for people and logs |
 //! | [`request`] | events of one request | effects, as a state machine |
 //! | [`api`] | calls of the string server | answers, from the same table |
 //! | [`metrics`] | | names, labels, counters |
