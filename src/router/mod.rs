@@ -5,6 +5,9 @@
 //! reached. Invariant: a pod is an index into the [`Members`] that the request was decided on.
 //! Cost: `choose` is one table query per prompt of the body, and two or three reads for the load.
 
+mod decide;
+mod members;
+
 use crate::chunk::ChunkHash;
 use crate::config::{Balanced, Capacity, Config, Pod, Policy};
 use crate::metrics::{Meter, Metric, BASELINE};
@@ -190,23 +193,6 @@ impl Router {
         self.may_pause
     }
 
-    /// The pods as they are now; to be kept for as long as their indices are.
-    pub fn members(&self, env: &Env<'_>) -> Members {
-        let Ok(mut members) = self.members.try_borrow_mut() else {
-            return Rc::new([]);
-        };
-        // None at all may be for want of a first answer: any request can be after it.
-        if members.as_ref().is_none_or(|members| members.is_empty()) {
-            *members = Some(self.find_members(env));
-        }
-        members.clone().unwrap_or_default()
-    }
-
-    /// How discovery is, as of the last tick.
-    pub fn discovery(&self) -> Discovered {
-        self.discovery.get()
-    }
-
     /// The load of each pod, and tokens of prefill per second.
     pub fn loads(&self, env: &Env<'_>, members: &[Member]) -> (Vec<Load>, f64) {
         // A pod without a slot is counted nowhere; it looks idle.
@@ -256,124 +242,6 @@ impl Router {
             }
         };
         members.iter().map(outlook).collect()
-    }
-
-    /// Leading chunks that each pod holds, summed over the prompts, and the look-ups of the first.
-    pub fn matched(
-        &self,
-        env: &Env<'_>,
-        members: &[Member],
-        prompts: &[Prompt],
-    ) -> (Vec<u32>, Vec<Query>) {
-        let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
-        let mut matched = vec![0u32; members.len()];
-        let mut queries = Vec::new();
-        // A text shorter than a chunk has nothing to look up.
-        let of_use = prompts.iter().filter(|prompt| !prompt.chunks.is_empty());
-        for prompt in of_use.take(MAX_PROMPTS) {
-            let query = self.table.query(env.store, &prompt.chunks, &slots);
-            let sums = matched
-                .iter_mut()
-                .zip(members)
-                .filter(|(_, m)| m.slot.is_some());
-            for ((sum, _), count) in sums.zip(query.matched()) {
-                *sum = sum.saturating_add(*count);
-            }
-            if queries.len() < KEPT_QUERIES {
-                queries.push(query);
-            }
-        }
-        (matched, queries)
-    }
-
-    /// Looks the prompts up and ranks the pods that serve the model.
-    pub fn choose(
-        &self,
-        env: &Env<'_>,
-        members: &[Member],
-        question: Question<'_>,
-    ) -> Option<Choice> {
-        self.decide(env, members, question, true)
-    }
-
-    /// What [`Router::choose`] would choose now. Takes no pod's probe, and nobody's turn.
-    pub fn foresee(
-        &self,
-        env: &Env<'_>,
-        members: &[Member],
-        question: Question<'_>,
-    ) -> Option<Choice> {
-        self.decide(env, members, question, false)
-    }
-
-    fn decide(
-        &self,
-        env: &Env<'_>,
-        members: &[Member],
-        question: Question<'_>,
-        for_good: bool,
-    ) -> Option<Choice> {
-        let Question {
-            model,
-            prompts,
-            response,
-            recomputes,
-        } = question;
-        let of_use = if recomputes { &[] } else { prompts };
-        let (matched, queries) = self.matched(env, members, of_use);
-        let bytes = prompts
-            .iter()
-            .fold(0usize, |sum, prompt| sum.saturating_add(prompt.bytes));
-        // Without a prompt there is nothing that gateways could agree on: take turns.
-        let home = prompts
-            .first()
-            .map_or_else(|| self.next_turn(for_good), |prompt| prompt.home);
-        let now_ms = (env.clock)();
-        let book = self.standings.read(env.store);
-        let (loads, rate) = self.loads(env, members);
-        let maker = response.and_then(|key| self.responses.find(env.store, key, now_ms));
-        let rank = |probes: bool| {
-            let able = self.candidates(members, model, |pod, member| Candidate {
-                pod,
-                name: &member.pod.name,
-                standing: standing(&book, member, now_ms, probes),
-                cold_share: book.cold_share(member.key, now_ms),
-                matched: matched.get(pod).copied().unwrap_or(0),
-                uncached: self.uncached(bytes, matched.get(pod).copied().unwrap_or(0)),
-                backlog: loads.get(pod).map_or(0.0, |load| load.backlog),
-                running: loads
-                    .get(pod)
-                    .map_or(0, |load| load.running)
-                    .saturating_add(member.others),
-            });
-            let mut ranking = policy::rank(&self.config.policy, able, rate, home)?;
-            if prompts.is_empty() {
-                ranking.reason = Reason::NoPrompt;
-            }
-            let mut all = members.iter().enumerate();
-            let maker = maker.and_then(|key| all.find(|(_, member)| member.key == key));
-            if let Some((pod, member)) = maker {
-                let unfit = standing(&book, member, now_ms, probes) == Standing::Unfit;
-                if !unfit || ranking.panic {
-                    ranking.stick_to(pod);
-                }
-            }
-            Some(ranking)
-        };
-        let mut ranking = rank(true)?;
-        let best = ranking.pods.first().and_then(|pod| members.get(*pod));
-        let probe = |m: &Member| standing(&book, m, now_ms, true) == Standing::Probe;
-        if let Some(best) = best.filter(|member| for_good && probe(member)) {
-            if !self.standings.claim_probe(env.store, best.key, now_ms) {
-                ranking = rank(false)?;
-            }
-        }
-        Some(Choice {
-            ranking,
-            matched,
-            bytes,
-            queries,
-        })
     }
 
     /// Tokens of `bytes` of prompts that a pod which holds `matched` chunks has to prefill.
@@ -525,161 +393,12 @@ impl Router {
             .map_or(0, |slot| self.table.occupancy(env.store, slot))
     }
 
-    /// The pods of `registry` get their places in the tables, and those that left lose them. To
-    /// be done by its one writer before the others see it.
-    pub fn seat(&self, env: &Env<'_>, registry: &Registry) {
-        let pods = registry.pods(&self.config);
-        let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
-        self.give_slots(env, &keys, true);
-        self.look_again();
-    }
-
-    /// The pod is another process than before: it holds nothing.
-    pub fn restarted(&self, env: &Env<'_>, pod: &Known) {
-        let members = self.members(env);
-        if let Some(member) = find(&members, pod) {
-            self.forget(env, member);
-            self.standings.arrived(env.store, member.key, (env.clock)());
-        }
-    }
-
-    /// Requests of this gateway in flight on a pod.
-    pub fn running_on(&self, env: &Env<'_>, pod: &Known) -> u32 {
-        let members = self.members(env);
-        let load = find(&members, pod).map(|member| {
-            let (loads, _) = self.loads(env, core::slice::from_ref(member));
-            loads.first().map_or(0, |load| load.running)
-        });
-        load.unwrap_or(0)
-    }
-
-    fn look_again(&self) {
-        if let Ok(mut members) = self.members.try_borrow_mut() {
-            *members = None;
-        }
-    }
-
-    fn capacity(&self, pod: &Known) -> u32 {
-        let most = self.config.max_capacity_chunks;
-        match self.config.capacity {
-            Capacity::Chunks(chunks) => chunks,
-            Capacity::Auto => {
-                let said = pod.scraped.as_ref();
-                said.and_then(|said| said.capacity_chunks(self.config.chunk_bytes, most))
-                    .unwrap_or(most)
-            }
-        }
-    }
-
     fn start_rate(&self) -> f64 {
         match &self.config.policy {
             Policy::Balanced(keys) => keys.prefill_tokens_per_second,
             Policy::LongestPrefix => Balanced::default().prefill_tokens_per_second,
         }
     }
-
-    fn forget(&self, env: &Env<'_>, member: &Member) -> bool {
-        member
-            .slot
-            .is_none_or(|slot| self.table.forget(env.store, slot))
-    }
-
-    /// The pods that serve `model`, or all of them when none is known to: vLLM answers its own 404.
-    fn candidates<'a>(
-        &self,
-        members: &'a [Member],
-        model: Option<&str>,
-        candidate: impl Fn(usize, &'a Member) -> Candidate<'a>,
-    ) -> Vec<Candidate<'a>> {
-        let serves = |member: &Member| model.is_none_or(|model| member.pod.serves(model));
-        let any = members.iter().any(serves);
-        let able = members.iter().enumerate();
-        able.filter(|(_, member)| !any || serves(member))
-            .map(|(pod, member)| candidate(pod, member))
-            .collect()
-    }
-
-    fn next_turn(&self, for_good: bool) -> u64 {
-        let turn = self.turn.get();
-        if for_good {
-            self.turn.set(turn.wrapping_add(1));
-        }
-        turn
-    }
-
-    /// The pods with their slots. Slots are given once per configuration, and not while Envoy
-    /// only validates it. Later they are only found: the streams of an old configuration may live
-    /// for long, and must not take from the new one what it needs. Those of discovered pods are
-    /// given by who discovers them.
-    fn find_members(&self, env: &Env<'_>) -> Members {
-        let config = &self.config;
-        let asks = config.discovery.is_some() || config.metrics_scrape.is_some();
-        let registry = asks.then(|| Registry::load(env.store, &self.registry_key));
-        let registry = registry.flatten().unwrap_or_default();
-        self.discovery.set(Discovered {
-            polled_ms: registry.polled_ms,
-            pods: registry.pods.iter().filter(|pod| pod.discovered).count(),
-            left_out: registry.left_out,
-        });
-        let pods = registry.pods(config);
-        let keys: Vec<PodKey> = pods.iter().map(|pod| PodKey::of(&pod.name)).collect();
-        // Before the first answer of discovery nobody has left.
-        let complete = config.discovery.is_none() || registry.polled_ms > 0;
-        let slots = match self.settled.get() {
-            true => self.table.find(env.store, &keys),
-            false => {
-                self.settled.set(complete);
-                self.give_slots(env, &keys, complete)
-            }
-        };
-        let now_ms = (env.clock)();
-        let interval = config
-            .metrics_scrape
-            .as_ref()
-            .map_or(0, |s| s.poll_interval_ms);
-        let members = pods.into_iter().zip(keys).zip(slots);
-        members
-            .map(|((known, key), slot)| Member {
-                key,
-                slot,
-                healthy: known.health.is_healthy(),
-                capacity: self.capacity(&known),
-                others: known
-                    .scraped
-                    .map_or(0, |scraped| scraped.others_at(now_ms, interval)),
-                pod: Pod {
-                    name: known.name,
-                    address: known.address,
-                    models: known.models,
-                },
-            })
-            .collect()
-    }
-
-    /// Gives slots to the pods that have none, and where they are all takes the credit from others.
-    fn give_slots(&self, env: &Env<'_>, keys: &[PodKey], all: bool) -> Vec<Option<Slot>> {
-        let mut found = self.table.find(env.store, keys);
-        // Who joins pods that have work is new; who starts with them is not.
-        let joins = self.table.is_in_use(env.store);
-        if all {
-            self.table.retain(env.store, keys);
-        }
-        for (slot, key) in found.iter_mut().zip(keys) {
-            if slot.is_none() {
-                *slot = self.table.slot(env.store, *key, keys);
-                if joins {
-                    self.standings.arrived(env.store, *key, (env.clock)());
-                }
-            }
-        }
-        found
-    }
-}
-
-fn find<'a>(members: &'a [Member], pod: &Known) -> Option<&'a Member> {
-    members.iter().find(|member| {
-        member.pod.name == pod.name || (pod.address.is_some() && member.pod.address == pod.address)
-    })
 }
 
 fn standing(book: &Book, member: &Member, now_ms: u64, probes: bool) -> Standing {
