@@ -6,6 +6,7 @@ pub mod load;
 pub mod pods;
 pub mod process;
 pub mod readme;
+pub mod subject;
 
 /// The middle of some values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
