@@ -7,6 +7,7 @@ use bench::subject::{self, Subject, CONNECTIONS};
 use clap::Parser;
 use e2e::bootstrap::{Bootstrap, Shipped};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Parser)]
@@ -24,6 +25,9 @@ struct Arguments {
     /// Body sizes in bytes.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 16_000, 100_000])]
     sizes: Vec<usize>,
+    /// Other modules to measure beside the one that `make build` left.
+    #[arg(long, value_delimiter = ',')]
+    modules: Vec<PathBuf>,
 }
 
 /// What is done to a request, and by which bootstrap.
@@ -72,15 +76,21 @@ async fn main() -> Result<()> {
     let (workers, cases) = (arguments.workers, arguments.sizes.len());
     let pods = Pods::start(3, &["--fast"])?;
     let mut subjects = Vec::new();
-    for (_, shipped, change) in STEPS {
-        subjects.push(Subject::start(shipped, &pods, workers, cases, change).await);
+    for (name, shipped, change) in STEPS {
+        let subject = Subject::start(shipped, &pods, workers, cases, change).await;
+        subjects.push((name.to_string(), subject));
+    }
+    for module in &arguments.modules {
+        let change = |it: Bootstrap| it.with_module(module);
+        let subject = Subject::start(Shipped::ClusterHeader, &pods, workers, cases, change).await;
+        subjects.push((format!("`{}`", module.display()), subject));
     }
     let time = Duration::from_millis(arguments.millis);
     let requests = subject::requests(&arguments.sizes);
     for round in 0..arguments.rounds {
         eprintln!("round {} of {}", round + 1, arguments.rounds);
         for (case, requests) in requests.iter().enumerate() {
-            let mut order: Vec<&mut Subject> = subjects.iter_mut().collect();
+            let mut order: Vec<&mut Subject> = subjects.iter_mut().map(|(_, it)| it).collect();
             if round % 2 == 1 {
                 order.reverse();
             }
@@ -97,7 +107,7 @@ async fn main() -> Result<()> {
         );
         println!("| | p50 ms, 1 connection | requests/s, {CONNECTIONS} connections | CPU µs |");
         println!("|---|---|---|---|");
-        for ((name, ..), subject) in STEPS.iter().zip(&subjects) {
+        for (name, subject) in &subjects {
             let [p50, _, rate, cpu] = subject.medians(case);
             println!("| {name} | {p50:.3} | {rate:.0} | {cpu:.0} |");
         }
