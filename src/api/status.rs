@@ -22,7 +22,7 @@ pub fn status(router: &Router, env: &Env<'_>) -> String {
     let config = router.config();
     let members = router.members(env);
     let (loads, rate) = router.loads(env, &members);
-    let now_ms = (env.clock)();
+    let now_ms = env.now_ms();
     let decided = Reason::ALL.map(|reason| {
         let by_pod = members.iter().map(|m| env.meter.decisions(reason, Some(m)));
         by_pod.fold(env.meter.decisions(reason, None), u64::saturating_add)

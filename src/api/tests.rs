@@ -37,11 +37,7 @@ impl Server {
     }
 
     fn env(&self) -> Env<'_> {
-        Env {
-            store: &self.store,
-            meter: &Silent,
-            clock: &|| 1000,
-        }
+        Env::new(&self.store, &Silent, &|| 1000)
     }
 
     /// All of shared data.

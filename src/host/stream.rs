@@ -13,6 +13,7 @@ use crate::metrics::{Meter, Metric};
 use crate::pods::admin::ip_port;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
+use core::cell::Cell;
 use std::rc::Rc;
 
 /// Response header, and name of the filter state.
@@ -30,6 +31,8 @@ pub struct Instance {
     pub meter: HostMeter,
     /// Bodies of calls of the API.
     held: Held,
+    /// Streams that are open.
+    open: Cell<u32>,
 }
 
 impl Instance {
@@ -39,16 +42,13 @@ impl Instance {
             router,
             meter,
             held: Held::default(),
+            open: Cell::new(0),
         }
     }
 
     /// The world as it is now.
     pub fn env(&self) -> Env<'_> {
-        Env {
-            store: &SharedData,
-            meter: &self.meter,
-            clock: &abi::monotonic_ms,
-        }
+        Env::new(&SharedData, &self.meter, &abi::monotonic_ms)
     }
 }
 
@@ -63,6 +63,9 @@ pub struct Stream {
 impl Stream {
     /// A stream of this instance.
     pub fn new(instance: Option<Rc<Instance>>) -> Self {
+        if let Some(instance) = &instance {
+            instance.open.set(instance.open.get().saturating_add(1));
+        }
         Self {
             instance,
             request: Request::default(),
@@ -100,8 +103,10 @@ impl Stream {
     /// Counts how long a decision took that was made between then and now.
     fn decided_since(&self, instance: &Instance, begun_us: u64, step: &Step) {
         if matches!(step, Step::Go(_)) {
-            let took = abi::monotonic_us().saturating_sub(begun_us);
+            let now_us = abi::monotonic_us();
+            let took = now_us.saturating_sub(begun_us);
             instance.meter.record(Metric::DecisionMicroseconds, took);
+            instance.meter.tell(now_us / 1000, true);
         }
     }
 
@@ -180,9 +185,13 @@ impl Stream {
             return Action::Pause;
         }
         let cluster = || abi::property("xds\0cluster_name");
-        let step =
-            self.request
-                .on_headers(&instance.router, &instance.env(), &header, &cluster, end);
+        let env = instance.env();
+        let step = self
+            .request
+            .on_headers(&instance.router, &env, &header, &cluster, end);
+        if matches!(step, Step::Go(_)) {
+            instance.meter.tell(env.now_ms(), true);
+        }
         if step != Step::Pass {
             // Only the filter names a pod: what the client sent goes, whatever comes of it.
             let name = &instance.router.config().destination.header;
@@ -203,9 +212,10 @@ impl Stream {
             return action;
         }
         let begun = abi::monotonic_us();
+        let env = instance.env().at(begun / 1000);
         let step = self
             .request
-            .on_body(&instance.router, &instance.env(), size, end, &body);
+            .on_body(&instance.router, &env, size, end, &body);
         self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
     }
@@ -219,9 +229,8 @@ impl Stream {
             return action;
         }
         let begun = abi::monotonic_us();
-        let step = self
-            .request
-            .on_trailers(&instance.router, &instance.env(), &body);
+        let env = instance.env().at(begun / 1000);
+        let step = self.request.on_trailers(&instance.router, &env, &body);
         self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
     }
@@ -283,7 +292,20 @@ impl Stream {
             if let Some(call) = &mut self.call {
                 call.release(&instance.held);
             }
-            self.request.on_end(&instance.router, &instance.env());
+            if !self.request.is_outside() {
+                let env = instance.env();
+                self.request.on_end(&instance.router, &env);
+                let more = instance.open.get() > 1;
+                instance.meter.tell(env.now_ms(), more);
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(instance) = &self.instance {
+            instance.open.set(instance.open.get().saturating_sub(1));
         }
     }
 }

@@ -80,11 +80,7 @@ impl World {
     }
 
     fn env(&self) -> Env<'_> {
-        Env {
-            store: &self.store,
-            meter: &self.meter,
-            clock: &|| 1000,
-        }
+        Env::new(&self.store, &self.meter, &|| 1000)
     }
 
     fn headers(
@@ -582,11 +578,8 @@ fn a_model_goes_to_pods_that_serve_it() {
     let config = Config::parse(text.as_bytes()).unwrap();
     let router = Router::new(config, Rc::new(LoadBoard::new("default", 1)), true);
     let store = MemoryStore::default();
-    let env = Env {
-        store: &store,
-        meter: &Tally::default(),
-        clock: &|| 0,
-    };
+    let meter = Tally::default();
+    let env = Env::new(&store, &meter, &|| 0);
     let members = router.members(&env);
     let first = |model| {
         let question = Question {

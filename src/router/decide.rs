@@ -77,7 +77,7 @@ impl Router {
         let home = prompts
             .first()
             .map_or_else(|| self.next_turn(for_good), |prompt| prompt.home);
-        let now_ms = (env.clock)();
+        let now_ms = env.now_ms();
         let book = self.standings.read(env.store);
         let (loads, rate) = self.loads(env, members);
         let maker = response.and_then(|key| self.responses.find(env.store, key, now_ms));

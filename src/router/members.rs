@@ -38,7 +38,7 @@ impl Router {
         let members = self.members(env);
         if let Some(member) = find(&members, pod) {
             self.forget(env, member);
-            self.standings.arrived(env.store, member.key, (env.clock)());
+            self.standings.arrived(env.store, member.key, env.now_ms());
         }
     }
 
@@ -101,7 +101,7 @@ impl Router {
                 self.give_slots(env, &keys, complete)
             }
         };
-        let now_ms = (env.clock)();
+        let now_ms = env.now_ms();
         let interval = config
             .metrics_scrape
             .as_ref()
@@ -137,7 +137,7 @@ impl Router {
             if slot.is_none() {
                 *slot = self.table.slot(env.store, *key, keys);
                 if joins {
-                    self.standings.arrived(env.store, *key, (env.clock)());
+                    self.standings.arrived(env.store, *key, env.now_ms());
                 }
             }
         }

@@ -31,6 +31,38 @@ pub struct Env<'a> {
     pub meter: &'a dyn Meter,
     /// Milliseconds on the monotonic clock. Most events never ask.
     pub clock: &'a dyn Fn() -> u64,
+    now_ms: Cell<Option<u64>>,
+}
+
+impl<'a> Env<'a> {
+    /// The world of an event that happens now.
+    pub fn new(
+        store: &'a dyn SharedStore,
+        meter: &'a dyn Meter,
+        clock: &'a dyn Fn() -> u64,
+    ) -> Self {
+        Self {
+            store,
+            meter,
+            clock,
+            now_ms: Cell::new(None),
+        }
+    }
+
+    /// The same, where the clock was just read.
+    pub fn at(self, now_ms: u64) -> Self {
+        self.now_ms.set(Some(now_ms));
+        self
+    }
+
+    /// When the event happened: the clock is read once.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms.get().unwrap_or_else(|| {
+            let now_ms = (self.clock)();
+            self.now_ms.set(Some(now_ms));
+            now_ms
+        })
+    }
 }
 
 /// Look-ups of one body that are kept for its notifies; each holds the pages that it read. A body
@@ -201,24 +233,24 @@ impl Router {
             .map(|m| m.slot.map_or(usize::MAX, Slot::index));
         let slots: Vec<usize> = slots.collect();
         let start = self.start_rate();
-        self.load.read(env.store, &slots, start, (env.clock)())
+        self.load.read(env.store, &slots, start, env.now_ms())
     }
 
     /// VMs that are alive: Envoy has one for each worker, and one more.
     pub fn live_vms(&self, env: &Env<'_>) -> u64 {
-        self.load.live(env.store, (env.clock)())
+        self.load.live(env.store, env.now_ms())
     }
 
     /// Whether each pod may be chosen.
     pub fn fit(&self, env: &Env<'_>, members: &[Member]) -> Vec<bool> {
-        let (book, now_ms) = (self.standings.read(env.store), (env.clock)());
+        let (book, now_ms) = (self.standings.read(env.store), env.now_ms());
         let fit = |m: &Member| standing(&book, m, now_ms, true) == Standing::Fit;
         members.iter().map(fit).collect()
     }
 
     /// How each pod stands, for people.
     pub fn outlook(&self, env: &Env<'_>, members: &[Member]) -> Vec<Outlook> {
-        let (book, now_ms) = (self.standings.read(env.store), (env.clock)());
+        let (book, now_ms) = (self.standings.read(env.store), env.now_ms());
         let outlook = |member: &Member| {
             let (since_ms, until_ms) = book
                 .times(member.key)
@@ -272,7 +304,7 @@ impl Router {
 
     /// A pod has made a response, and alone has it.
     pub fn made(&self, env: &Env<'_>, response: ResponseKey, member: &Member) {
-        let now_ms = (env.clock)();
+        let now_ms = env.now_ms();
         self.responses.made(env.store, response, member.key, now_ms);
     }
 
@@ -333,40 +365,37 @@ impl Router {
     /// returns, for the pod may have another slot by then.
     pub fn begin(&self, env: &Env<'_>, member: &Member, tokens: f64) -> Option<Ticket> {
         let slot = member.slot?.index();
-        let now_ms = (env.clock)();
+        let now_ms = env.now_ms();
         Some(self.load.begin(env.store, slot, tokens as u32, now_ms))
     }
 
     /// The first byte of its answer was seen; `tells`: it says how fast the pod is.
     pub fn first_byte(&self, env: &Env<'_>, ticket: &mut Ticket, tells: bool) {
         let start = tells.then(|| self.start_rate());
-        self.load
-            .first_byte(env.store, ticket, start, (env.clock)());
+        self.load.first_byte(env.store, ticket, start, env.now_ms());
     }
 
     /// Ends what [`Router::begin`] counted.
     pub fn end(&self, env: &Env<'_>, ticket: Ticket) {
-        self.load.end(env.store, ticket, (env.clock)());
+        self.load.end(env.store, ticket, env.now_ms());
     }
 
     /// The pod could not be reached.
     pub fn unreachable(&self, env: &Env<'_>, member: &Member) {
-        self.standings.failed(env.store, member.key, (env.clock)());
+        self.standings.failed(env.store, member.key, env.now_ms());
     }
 
     /// The pod answered, whatever it said. True: it had been gone for long, and what was stored
     /// for it is forgotten.
     pub fn reached(&self, env: &Env<'_>, member: &Member) -> bool {
-        let restarted = self
-            .standings
-            .answered(env.store, member.key, (env.clock)());
+        let restarted = self.standings.answered(env.store, member.key, env.now_ms());
         restarted && self.forget(env, member)
     }
 
     /// Renews the lease on this worker's counts, looks the pods up again, and forgets those that
     /// have been gone for too long.
     pub fn tick(&self, env: &Env<'_>) {
-        let now_ms = (env.clock)();
+        let now_ms = env.now_ms();
         self.load.renew(env.store, now_ms);
         self.look_again();
         let book = self.standings.read(env.store);

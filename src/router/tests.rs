@@ -17,11 +17,7 @@ fn board() -> Rc<LoadBoard> {
 }
 
 fn env(store: &MemoryStore) -> Env<'_> {
-    Env {
-        store,
-        meter: &Silent,
-        clock: &|| 1000,
-    }
+    Env::new(store, &Silent, &|| 1000)
 }
 
 fn registry(names: &[&str]) -> Registry {

@@ -114,11 +114,7 @@ impl World {
             counting.add("clock", "");
             self.now_ms.get()
         };
-        let env = Env {
-            store: &counting,
-            meter: &counting,
-            clock: &clock,
-        };
+        let env = || Env::new(&counting, &counting, &clock);
         let header = |name: &str| {
             counting.add("header", name);
             match name {
@@ -129,13 +125,13 @@ impl World {
         };
         let router = &self.router;
         let mut request = Request::default();
-        let step = request.on_headers(router, &env, &header, &|| None, false);
+        let step = request.on_headers(router, &env(), &header, &|| None, false);
         assert_eq!(step, Step::Hold);
         let read = |size: usize| {
             counting.add("body", "");
             Some(body[..size].to_vec())
         };
-        let step = request.on_body(router, &env, body.len(), true, &read);
+        let step = request.on_body(router, &env(), body.len(), true, &read);
         assert!(matches!(step, Step::Go(_)), "{step:?}");
         let served = Served {
             status: 200,
@@ -144,16 +140,16 @@ impl World {
             attempts: &|| 1,
             content_type: &|| Some(b"application/json".to_vec()),
         };
-        request.on_answer(router, &env, &served, false);
+        request.on_answer(router, &env(), &served, false);
         let read = |start: usize, most: usize| {
             counting.add("answer", "");
             ANSWER
                 .get(start..)
                 .map(|rest| rest[..most.min(rest.len())].to_vec())
         };
-        request.on_answer_body(router, &env, ANSWER.len(), &read);
-        request.on_answer_body(router, &env, 0, &read);
-        request.on_end(router, &env);
+        request.on_answer_body(router, &env(), ANSWER.len(), &read);
+        request.on_answer_body(router, &env(), 0, &read);
+        request.on_end(router, &env());
     }
 }
 

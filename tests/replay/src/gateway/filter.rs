@@ -62,11 +62,7 @@ impl Filter {
         let store = std::mem::take(&mut self.store);
         // The monotonic clock of a machine that has been up for a while.
         let clock = || 1_000_000 + now / 1000;
-        let env = Env {
-            store: &store,
-            meter: &Silent,
-            clock: &clock,
-        };
+        let env = Env::new(&store, &Silent, &clock);
         let result = act(self, &env);
         self.store = store;
         result
