@@ -1,10 +1,7 @@
 //! The metrics in Envoy.
 //!
-//! Owns the ids, and what was counted and not told yet. Invariant: a metric is defined once per
-//! instance, when it first has a value; a count is told at the end of its stream when no other is
-//! open, or [`UNTOLD_MS`] after the one before, and on the tick at the latest.
-//! Cost: one host call per value of a histogram, and one per counter every [`UNTOLD_MS`]; gauges
-//! and the table's counters once a second.
+//! Owns the ids. Invariant: a metric is defined once per instance, when it first has a value.
+//! Cost: one host call per count; gauges and the table's counters once a second.
 
 use super::abi::{self, MetricType};
 use crate::config::Config;
@@ -20,10 +17,6 @@ use std::rc::Rc;
 /// Label of the pods that have none of their own.
 const OTHER: &str = "other";
 
-/// How long counts are kept back, in milliseconds, while there is more to come.
-const UNTOLD_MS: u64 = 50;
-/// Most counters that are kept back.
-const MAX_UNTOLD: usize = 128;
 /// Pods that have series of their own; what comes and goes after that shares the label `other`.
 const MAX_PODS: usize = 1024;
 /// Gauges of a pod.
@@ -56,9 +49,6 @@ type Series = (Metric, Option<PodKey>, &'static str);
 pub struct HostMeter {
     pool: String,
     ids: RefCell<HashMap<Series, u32>>,
-    /// Ids of counters, and by how much they grew.
-    untold: RefCell<Vec<(u32, u64)>>,
-    told_ms: Cell<u64>,
     pods: RefCell<Vec<PodKey>>,
     shown: RefCell<Members>,
     table_seen: Cell<[u64; 4]>,
@@ -72,30 +62,10 @@ impl HostMeter {
         Self {
             pool: config.pool.clone(),
             ids: RefCell::new(HashMap::new()),
-            untold: RefCell::new(Vec::new()),
-            told_ms: Cell::new(0),
             pods: RefCell::new(Vec::new()),
             shown: RefCell::new(Rc::new([])),
             table_seen: Cell::new([0; 4]),
             since_ms: Cell::new(0),
-        }
-    }
-
-    /// Tells Envoy what was counted, unless it was told just now and there is `more` to come.
-    pub fn tell(&self, now_ms: u64, more: bool) {
-        if !more || now_ms >= self.told_ms.get().saturating_add(UNTOLD_MS) {
-            self.told_ms.set(now_ms);
-            self.tell_all();
-        }
-    }
-
-    fn tell_all(&self) {
-        let untold = self
-            .untold
-            .try_borrow_mut()
-            .map(|mut untold| core::mem::take(&mut *untold));
-        for (id, n) in untold.unwrap_or_default() {
-            abi::increment_metric(id, i64::try_from(n).unwrap_or(i64::MAX));
         }
     }
 
@@ -157,7 +127,6 @@ impl HostMeter {
             self.set(Metric::DiscoveredPods, None, found.pods as u64);
             self.set(Metric::LeftOutPods, None, found.left_out.into());
         }
-        self.tell(env.now_ms(), false);
         let bytes = router.table().footprint().bytes;
         self.set(Metric::LiveVms, None, router.live_vms(env));
         self.set(Metric::TableMaxBytes, None, bytes);
@@ -167,7 +136,6 @@ impl HostMeter {
 
     /// Sets the gauges of every pod to 0: nobody is left to set them.
     pub fn zero(&self) {
-        self.tell_all();
         let shown = self.shown.replace(Rc::new([]));
         shown.iter().for_each(|member| self.zero_pod(member));
         self.set(Metric::LiveVms, None, 0);
@@ -226,21 +194,8 @@ impl HostMeter {
         if n == 0 {
             return;
         }
-        let Some(id) = self.id(metric, pod, key, word) else {
-            return;
-        };
-        let full = self
-            .untold
-            .try_borrow()
-            .is_ok_and(|untold| untold.len() >= MAX_UNTOLD);
-        if full {
-            self.tell_all();
-        }
-        if let Ok(mut untold) = self.untold.try_borrow_mut() {
-            match untold.iter_mut().find(|(known, _)| *known == id) {
-                Some((_, sum)) => *sum = sum.saturating_add(n),
-                None => untold.push((id, n)),
-            }
+        if let Some(id) = self.id(metric, pod, key, word) {
+            abi::increment_metric(id, i64::try_from(n).unwrap_or(i64::MAX));
         }
     }
 }
@@ -267,20 +222,17 @@ impl Meter for HostMeter {
     }
 
     fn decisions(&self, reason: Reason, pod: Option<&Member>) -> u64 {
-        self.tell_all();
         let id = self.id(Metric::Decisions, pod, "reason", reason.as_str());
         id.map_or(0, abi::metric)
     }
 
     fn saved(&self) -> u64 {
-        self.tell_all();
         let (key, word) = BASELINE;
         let id = self.id(Metric::SavedPrefillTokens, None, key, word);
         id.map_or(0, abi::metric)
     }
 
     fn total(&self, metric: Metric, pod: Option<&Member>) -> u64 {
-        self.tell_all();
         self.id(metric, pod, "", "").map_or(0, abi::metric)
     }
 }

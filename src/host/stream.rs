@@ -13,7 +13,6 @@ use crate::metrics::{Meter, Metric};
 use crate::pods::admin::ip_port;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
-use core::cell::Cell;
 use std::rc::Rc;
 
 /// Response header, and name of the filter state.
@@ -31,8 +30,6 @@ pub struct Instance {
     pub meter: HostMeter,
     /// Bodies of calls of the API.
     held: Held,
-    /// Streams that are open.
-    open: Cell<u32>,
 }
 
 impl Instance {
@@ -42,7 +39,6 @@ impl Instance {
             router,
             meter,
             held: Held::default(),
-            open: Cell::new(0),
         }
     }
 
@@ -63,9 +59,6 @@ pub struct Stream {
 impl Stream {
     /// A stream of this instance.
     pub fn new(instance: Option<Rc<Instance>>) -> Self {
-        if let Some(instance) = &instance {
-            instance.open.set(instance.open.get().saturating_add(1));
-        }
         Self {
             instance,
             request: Request::default(),
@@ -103,10 +96,8 @@ impl Stream {
     /// Counts how long a decision took that was made between then and now.
     fn decided_since(&self, instance: &Instance, begun_us: u64, step: &Step) {
         if matches!(step, Step::Go(_)) {
-            let now_us = abi::monotonic_us();
-            let took = now_us.saturating_sub(begun_us);
+            let took = abi::monotonic_us().saturating_sub(begun_us);
             instance.meter.record(Metric::DecisionMicroseconds, took);
-            instance.meter.tell(now_us / 1000, true);
         }
     }
 
@@ -189,9 +180,6 @@ impl Stream {
         let step = self
             .request
             .on_headers(&instance.router, &env, &header, &cluster, end);
-        if matches!(step, Step::Go(_)) {
-            instance.meter.tell(env.now_ms(), true);
-        }
         if step != Step::Pass {
             // Only the filter names a pod: what the client sent goes, whatever comes of it.
             let name = &instance.router.config().destination.header;
@@ -293,19 +281,8 @@ impl Stream {
                 call.release(&instance.held);
             }
             if !self.request.is_outside() {
-                let env = instance.env();
-                self.request.on_end(&instance.router, &env);
-                let more = instance.open.get() > 1;
-                instance.meter.tell(env.now_ms(), more);
+                self.request.on_end(&instance.router, &instance.env());
             }
-        }
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Some(instance) = &self.instance {
-            instance.open.set(instance.open.get().saturating_sub(1));
         }
     }
 }
