@@ -19,7 +19,7 @@ cmp "$module" "$dist/again/$module"
 echo "built twice, the same bytes: $(sha256sum < "$module" | cut -c 1-64)"
 rm -rf "$dist/again"
 
-install -m 644 "$module" LICENSE README.md "$folder"
+install -m 644 "$module" LICENSE README.md CHANGELOG.md "$folder"
 cargo metadata --format-version 1 --locked --filter-platform wasm32-wasip1 |
   "$python" tests/tools/sbom.py --module "$module" > "$folder/prefix_router.cdx.json"
 git ls-files -z envoy | tar -c --null -T - | tar -x -C "$folder"

@@ -59,6 +59,31 @@ async fn every_bootstrap_serves() {
     }
 }
 
+/// A retry goes to another pod: without this the pool, which has the dead pod too, may name it again.
+#[test]
+fn no_retry_returns_to_the_pod_that_failed() {
+    fn check(within: &Value, what: &str) -> usize {
+        let (own, parts): (bool, Vec<&Value>) = match within {
+            Value::Object(map) => (map.contains_key("retry_on"), map.values().collect()),
+            Value::Array(list) => (false, list.iter().collect()),
+            _ => (false, Vec::new()),
+        };
+        if own {
+            let name = &within["retry_host_predicate"][0]["name"];
+            assert_eq!(name, "envoy.retry_host_predicates.previous_hosts", "{what}");
+        }
+        let below: usize = parts.into_iter().map(|part| check(part, what)).sum();
+        usize::from(own) + below
+    }
+    let mut seen = 0;
+    for file in files() {
+        for document in documents(&read(&file)) {
+            seen += check(&document, &file.display().to_string());
+        }
+    }
+    assert!(seen >= 6, "{seen} retry policies");
+}
+
 /// What `make test-docker` runs is thereby tried for Kubernetes as well.
 #[test]
 fn docker_and_kubernetes_have_one_bootstrap() {
