@@ -1,6 +1,6 @@
 #!/bin/sh
 # The same module under several versions of Envoy, each from its wheel: the core end-to-end cases.
-# Prints a table at the end, and fails if a case fails that is not known to.
+# Writes a table into README, and fails if a case fails.
 #
 #   matrix.sh VERSION…      (from the root of the repository, after `make build`)
 set -eu
@@ -33,4 +33,9 @@ for version; do
 done
 echo
 cat "$table"
+# Its place in README is between two marks.
+sed -i -e "/^<!-- matrix:begin -->\$/,/^<!-- matrix:end -->\$/{
+  /^<!-- matrix:begin/r $table
+  /^<!-- matrix:/!d
+}" README.md
 exit $bad
