@@ -138,7 +138,7 @@ bench-peers: build envoy peers ## This router beside others: cost, and chats thr
 	cargo build --profile native -p bench -p sim-vllm
 	cargo run --profile native -p bench --bin peers
 
-test-matrix: build ## The core end-to-end cases under every supported Envoy (10 minutes)
+test-matrix: build schemathesis ## The end-to-end suite under every supported Envoy (20 minutes); writes its table into README
 	$(call say,under Envoy $(MATRIX))
 	tests/tools/matrix.sh $(MATRIX)
 
