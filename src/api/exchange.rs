@@ -1,40 +1,36 @@
 //! One call as it arrives: its headers, its body piece by piece, its end.
 //!
 //! Invariant: Envoy holds nothing of the body, so that no buffer limit of its listener applies;
-//! here it takes at most [`MAX_BODY_BYTES`], and all calls of one VM together at most
-//! [`MAX_HELD_BYTES`]. A body that is too long is read to its end before it is refused, since
+//! here it takes at most [`MAX_BODY_BYTES`], and only while the VM keeps no more than
+//! [`MAX_HELD_BYTES`], half of what requests may take. A body that is too long is read to its end before it is refused, since
 //! many clients look for an answer only then; one that does not end is refused on the way.
 //! Cost: one copy of the body.
 
 use super::{Refusal, Resource, Response};
+use crate::request::body::{Body, Held};
 use crate::router::{Env, Router};
-use core::cell::Cell;
+use std::rc::Rc;
 
 /// The longest body of a call.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
-/// Bytes of bodies that one VM holds at a time.
+/// Bytes of bodies that one VM keeps at a time, with those of requests.
 const MAX_HELD_BYTES: usize = 64 << 20;
 /// Nobody is listened to for longer than this.
 const MAX_SEEN_BYTES: usize = 128 << 20;
-
-/// Bytes of bodies that are held by one filter instance of a VM.
-#[derive(Debug, Default)]
-pub struct Held(Cell<usize>);
 
 /// A call that has begun.
 #[derive(Debug)]
 pub struct Exchange {
     /// What is called; `None` once it was answered.
     resource: Option<Resource>,
-    body: Vec<u8>,
-    /// Bytes that arrived.
-    seen: usize,
+    body: Body,
 }
 
 impl Exchange {
     /// Takes a request that is under the API's prefix. Refused at once: what is no resource.
     pub fn begin(
         router: &Router,
+        held: Rc<Held>,
         header: &dyn Fn(&str) -> Option<Vec<u8>>,
     ) -> Option<(Self, Option<Response>)> {
         let config = router.config();
@@ -60,24 +56,27 @@ impl Exchange {
         });
         let exchange = Exchange {
             resource: resource.ok(),
-            body: Vec::new(),
-            seen: 0,
+            body: Body::new(held),
         };
         Some((exchange, resource.err().map(Response::from)))
     }
 
-    /// A piece of the body arrived.
-    pub fn push(&mut self, piece: &[u8], held: &Held) -> Option<Response> {
-        self.seen = self.seen.saturating_add(piece.len());
+    /// `size` more bytes of the body came; `piece` reads them, from a start and at most so many.
+    pub fn push(
+        &mut self,
+        size: usize,
+        piece: &dyn Fn(usize, usize) -> Option<Vec<u8>>,
+    ) -> Option<Response> {
+        let was_cut = self.was_cut();
+        self.body.came(size);
         self.resource?;
-        let all = held.0.get().saturating_add(piece.len());
-        if self.seen <= MAX_BODY_BYTES && all <= MAX_HELD_BYTES && !self.was_cut(piece.len()) {
-            held.0.set(all);
-            self.body.extend_from_slice(piece);
+        let seen = self.body.seen();
+        let kept = seen <= MAX_BODY_BYTES && !was_cut && self.body.keep(seen, size, piece);
+        if kept && self.body.stay(MAX_HELD_BYTES) {
             return None;
         }
-        self.release(held);
-        if self.seen <= MAX_SEEN_BYTES {
+        self.body.release();
+        if seen <= MAX_SEEN_BYTES {
             return None;
         }
         self.resource = None;
@@ -85,31 +84,19 @@ impl Exchange {
     }
 
     /// The body is complete; `now` is in seconds since 1970.
-    pub fn end(
-        &mut self,
-        router: &Router,
-        env: &Env<'_>,
-        held: &Held,
-        now: f64,
-    ) -> Option<Response> {
+    pub fn end(&mut self, router: &Router, env: &Env<'_>, now: f64) -> Option<Response> {
         let resource = self.resource.take()?;
-        if self.was_cut(0) {
+        if self.was_cut() {
             return Some(too_long());
         }
-        let response = resource.call(router, env, &self.body, now);
-        self.release(held);
+        let response = resource.call(router, env, self.body.first(MAX_BODY_BYTES), now);
+        self.body.release();
         Some(response)
     }
 
-    /// Lets the body go.
-    pub fn release(&mut self, held: &Held) {
-        held.0.set(held.0.get().saturating_sub(self.body.len()));
-        self.body = Vec::new();
-    }
-
-    /// Whether something before the last `piece` bytes was not kept.
-    fn was_cut(&self, piece: usize) -> bool {
-        self.body.len().saturating_add(piece) < self.seen
+    /// Whether something that came was not kept.
+    fn was_cut(&self) -> bool {
+        self.body.first(MAX_BODY_BYTES).len() < self.body.seen()
     }
 }
 

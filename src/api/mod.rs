@@ -15,7 +15,7 @@ mod string_server;
 #[cfg(test)]
 mod tests;
 
-pub use exchange::{Exchange, Held, MAX_BODY_BYTES};
+pub use exchange::{Exchange, MAX_BODY_BYTES};
 
 use crate::router::{Env, Router};
 

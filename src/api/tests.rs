@@ -1,10 +1,11 @@
 //! Calls against a table in memory.
 
-use super::exchange::{Exchange, Held};
+use super::exchange::Exchange;
 use super::{Response, MAX_BODY_BYTES};
 use crate::config::Config;
 use crate::metrics::Silent;
 use crate::pods::load::LoadBoard;
+use crate::request::body::Held;
 use crate::router::{Env, Router};
 use crate::store::MemoryStore;
 use serde_json::{json, Value};
@@ -16,7 +17,13 @@ const NOW: f64 = 1_700_000_000.0;
 struct Server {
     store: MemoryStore,
     router: Router,
-    held: Held,
+    held: Rc<Held>,
+}
+
+fn push(call: &mut Exchange, piece: &[u8]) -> Option<Response> {
+    call.push(piece.len(), &|start, most| {
+        Some(piece.iter().copied().skip(start).take(most).collect())
+    })
 }
 
 impl Server {
@@ -32,7 +39,7 @@ impl Server {
         Server {
             store: MemoryStore::default(),
             router: Router::new(config, Rc::new(LoadBoard::new("default", 1)), true),
-            held: Held::default(),
+            held: Rc::default(),
         }
     }
 
@@ -48,17 +55,17 @@ impl Server {
     fn send(&self, method: &str, path: &str, pieces: &[&[u8]]) -> Option<Response> {
         let headers = BTreeMap::from([(":method", method), (":path", path)]);
         let header = |name: &str| Some(headers.get(name)?.as_bytes().to_vec());
-        let (mut call, refused) = Exchange::begin(&self.router, &header)?;
+        let (mut call, refused) = Exchange::begin(&self.router, self.held.clone(), &header)?;
         if refused.is_some() {
             return refused;
         }
         for piece in pieces {
-            if let Some(response) = call.push(piece, &self.held) {
-                assert_eq!(call.end(&self.router, &self.env(), &self.held, NOW), None);
+            if let Some(response) = push(&mut call, piece) {
+                assert_eq!(call.end(&self.router, &self.env(), NOW), None);
                 return Some(response);
             }
         }
-        call.end(&self.router, &self.env(), &self.held, NOW)
+        call.end(&self.router, &self.env(), NOW)
     }
 
     fn call(&self, resource: &str, body: &Value) -> (u16, Value) {
@@ -302,21 +309,25 @@ fn bodies_that_wait_share_a_bound() {
         ":path" => Some(b"/prefix-router/query".to_vec()),
         _ => None,
     };
-    let begin = || Exchange::begin(&server.router, &header).unwrap().0;
+    let begin = || {
+        Exchange::begin(&server.router, server.held.clone(), &header)
+            .unwrap()
+            .0
+    };
     let piece = vec![b' '; MAX_BODY_BYTES];
     let mut calls: Vec<_> = (0..5).map(|_| begin()).collect();
     for call in &mut calls {
-        assert_eq!(call.push(&piece, &server.held), None);
+        assert_eq!(push(call, &piece), None);
     }
     let mut statuses = Vec::new();
     for call in &mut calls {
-        let response = call.end(&server.router, &server.env(), &server.held, NOW);
+        let response = call.end(&server.router, &server.env(), NOW);
         statuses.push(response.unwrap().status);
     }
     assert_eq!(statuses, [400, 400, 400, 400, 413]);
     let mut again = begin();
-    assert_eq!(again.push(&piece, &server.held), None);
-    let response = again.end(&server.router, &server.env(), &server.held, NOW);
+    assert_eq!(push(&mut again, &piece), None);
+    let response = again.end(&server.router, &server.env(), NOW);
     assert_eq!(response.unwrap().status, 400, "the others are gone");
 }
 

@@ -29,7 +29,7 @@ pub enum Headers {
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub enum Buffer {
-    /// What Envoy holds of the request body.
+    /// The bytes of the request body that have just come.
     RequestBody = 0,
     /// The bytes of the response body that have just come.
     ResponseBody = 1,
@@ -136,6 +136,8 @@ extern "C" {
         token: *mut u32,
     ) -> u32;
     fn proxy_get_metric(id: u32, value: *mut u64) -> u32;
+    fn proxy_set_effective_context(id: u32) -> u32;
+    fn proxy_continue_stream(kind: u32) -> u32;
     fn proxy_call_foreign_function(
         name: *const u8,
         name_size: usize,
@@ -334,15 +336,7 @@ pub enum Uncalled {
 
 /// Calls a cluster with these headers; the token comes back with the answer.
 pub fn call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<u32, Uncalled> {
-    let mut map = (headers.len() as u32).to_le_bytes().to_vec();
-    for (name, value) in headers {
-        map.extend_from_slice(&(name.len() as u32).to_le_bytes());
-        map.extend_from_slice(&(value.len() as u32).to_le_bytes());
-    }
-    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
-        map.extend_from_slice(text.as_bytes());
-        map.push(0);
-    }
+    let map = serialized(headers);
     let no_trailers = [0u8; 4];
     let mut token = 0;
     // SAFETY: pointers and lengths of live slices, no body, a live out-pointer.
@@ -377,6 +371,19 @@ pub fn metric(id: u32) -> u64 {
     } else {
         0
     }
+}
+
+/// Until this callback ends, what is asked of Envoy concerns this stream.
+pub fn act_for(stream: u32) {
+    // SAFETY: no pointers.
+    unsafe { proxy_set_effective_context(stream) };
+}
+
+/// Lets the request of that stream go on, with all that Envoy keeps of it.
+pub fn continue_request() {
+    const REQUEST: u32 = 0;
+    // SAFETY: no pointers.
+    unsafe { proxy_continue_stream(REQUEST) };
 }
 
 /// Lets Envoy choose the route again, from the headers as they are now.

@@ -6,6 +6,7 @@
 //! middle of a host call finds them free.
 //! Cost: one look-up per callback.
 
+use super::abi;
 use super::root::Root;
 use super::stream::Stream;
 use core::cell::RefCell;
@@ -18,8 +19,11 @@ use std::rc::Rc;
 pub enum Action {
     /// Pass it on.
     Continue = 0,
-    /// Keep it.
+    /// Keep it: headers, or a body that goes no further.
     Pause = 1,
+    /// Keep this of the body, and read no more when there is too much of it; Envoy would answer
+    /// 413 to `Pause`. The next piece is shown without this one.
+    Hold = 2,
 }
 
 type Shared<T> = Rc<RefCell<T>>;
@@ -103,6 +107,17 @@ extern "C" fn proxy_on_configure(id: u32, size: usize) -> bool {
 #[no_mangle]
 extern "C" fn proxy_on_tick(id: u32) {
     root(id, Root::on_tick);
+    let waiting: Vec<_> = STREAMS.with(|streams| {
+        let streams = streams.try_borrow();
+        let streams = streams.iter().flat_map(|streams| streams.iter());
+        let waits = |stream: &Shared<Stream>| stream.try_borrow().is_ok_and(|s| s.waits());
+        let waiting = streams.filter(|(_, stream)| waits(stream));
+        waiting.map(|(id, _)| *id).collect()
+    });
+    for id in waiting {
+        abi::act_for(id);
+        stream(id, Stream::on_tick);
+    }
 }
 
 #[no_mangle]

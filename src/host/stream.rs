@@ -1,16 +1,17 @@
 //! One HTTP stream: Envoy's callbacks handed to [`Request`], its steps carried out.
 //!
-//! Cost: four to six header reads, one body read, one header write and one property write per
-//! request; one property read and one header write per answer. An answer to a prompt is
+//! Cost: four to six header reads, one read of each piece of the body, one header write and one
+//! property write per request; one property read and one header write per answer. An answer to a prompt is
 //! read once, of long pieces the end, for what it tells of its tokens.
 
 use super::abi::{self, Buffer, Headers};
 use super::exports::Action;
 use super::meter::HostMeter;
 use super::shared::SharedData;
-use crate::api::{Exchange, Held, Response};
+use crate::api::{Exchange, Response};
 use crate::metrics::{Meter, Metric};
 use crate::pods::admin::ip_port;
+use crate::request::body::Held;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
 use std::rc::Rc;
@@ -28,17 +29,17 @@ pub struct Instance {
     pub router: Router,
     /// Metric ids.
     pub meter: HostMeter,
-    /// Bodies of calls of the API.
-    held: Held,
+    /// Bodies that the VM keeps.
+    held: Rc<Held>,
 }
 
 impl Instance {
     /// A filter instance.
-    pub fn new(router: Router, meter: HostMeter) -> Self {
+    pub fn new(router: Router, meter: HostMeter, held: Rc<Held>) -> Self {
         Self {
             router,
             meter,
-            held: Held::default(),
+            held,
         }
     }
 
@@ -59,9 +60,10 @@ pub struct Stream {
 impl Stream {
     /// A stream of this instance.
     pub fn new(instance: Option<Rc<Instance>>) -> Self {
+        let held = instance.as_ref().map(|instance| instance.held.clone());
         Self {
             instance,
-            request: Request::default(),
+            request: Request::new(held.unwrap_or_default()),
             call: None,
         }
     }
@@ -77,14 +79,13 @@ impl Stream {
     /// Answers a call whose body has so many more bytes; none of them stay with Envoy.
     fn on_call(&mut self, instance: &Instance, size: usize, end: bool) -> Option<Action> {
         let call = self.call.as_mut()?;
-        let piece = body(size).unwrap_or_default();
-        let mut response = call.push(&piece, &instance.held);
+        let mut response = call.push(size, &piece);
         if size > 0 {
             let _ = abi::drain(Buffer::RequestBody, size);
         }
         if end {
             let now = abi::unix_seconds();
-            let answer = call.end(&instance.router, &instance.env(), &instance.held, now);
+            let answer = call.end(&instance.router, &instance.env(), now);
             response = response.or(answer);
         }
         if let Some(response) = response {
@@ -104,7 +105,7 @@ impl Stream {
     fn carry_out(&self, instance: &Instance, step: Step) -> Action {
         match step {
             Step::Pass => Action::Continue,
-            Step::Hold => Action::Pause,
+            Step::Hold => Action::Hold,
             Step::Go(Go {
                 destination,
                 report,
@@ -137,12 +138,9 @@ fn respond(response: &Response) {
     abi::respond(response.status, details, &headers, response.body.as_bytes());
 }
 
-/// Reads the first bytes of what Envoy holds of the request body.
-fn body(size: usize) -> Option<Vec<u8>> {
-    if size == 0 {
-        return Some(Vec::new());
-    }
-    abi::buffer(Buffer::RequestBody, size)
+/// Reads some of the bytes of the request's body that have just come.
+fn piece(start: usize, most: usize) -> Option<Vec<u8>> {
+    abi::buffer_from(Buffer::RequestBody, start, most)
 }
 
 /// A property that is a number; 0 when it is absent.
@@ -166,7 +164,9 @@ impl Stream {
             return Action::Continue;
         };
         let header = |name: &str| abi::header(Headers::Request, name);
-        if let Some((call, refused)) = Exchange::begin(&instance.router, &header) {
+        if let Some((call, refused)) =
+            Exchange::begin(&instance.router, instance.held.clone(), &header)
+        {
             self.call = Some(call);
             if let Some(refused) = refused {
                 respond(&refused);
@@ -188,7 +188,11 @@ impl Stream {
                 abi::clear_route_cache();
             }
         }
-        self.carry_out(&instance, step)
+        match self.carry_out(&instance, step) {
+            Action::Continue => Action::Continue,
+            // Of headers, there is one way to keep them that lets the body come.
+            _ => Action::Pause,
+        }
     }
 
     /// Bytes of the request's body, or its end.
@@ -203,7 +207,7 @@ impl Stream {
         let env = instance.env().at(begun / 1000);
         let step = self
             .request
-            .on_body(&instance.router, &env, size, end, &body);
+            .on_body(&instance.router, &env, size, end, &piece);
         self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
     }
@@ -218,9 +222,26 @@ impl Stream {
         }
         let begun = abi::monotonic_us();
         let env = instance.env().at(begun / 1000);
-        let step = self.request.on_trailers(&instance.router, &env, &body);
+        let step = self.request.on_trailers(&instance.router, &env);
         self.decided_since(&instance, begun, &step);
         self.carry_out(&instance, step)
+    }
+
+    /// Whether time may decide it.
+    pub fn waits(&self) -> bool {
+        self.request.waits()
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self) {
+        let Some(instance) = self.instance.clone() else {
+            return;
+        };
+        let step = self.request.on_tick(&instance.router, &instance.env());
+        if matches!(step, Step::Go(_)) {
+            self.carry_out(&instance, step);
+            abi::continue_request();
+        }
     }
 
     /// The answer's headers came.
@@ -277,9 +298,6 @@ impl Stream {
     /// The stream is over.
     pub fn on_log(&mut self) {
         if let Some(instance) = self.instance.clone() {
-            if let Some(call) = &mut self.call {
-                call.release(&instance.held);
-            }
             if !self.request.is_outside() {
                 self.request.on_end(&instance.router, &instance.env());
             }

@@ -4,8 +4,10 @@
 //! credit the chosen pod at the decision, settle the credit when it is known who served.
 //! Invariants: a request is decided at most once; it is counted in flight on at most one pod and
 //! ends there; a credit is either confirmed by the first byte of a 2xx answer or taken back.
-//! Cost: the body is read once, at the decision (a few times if the model comes late).
+//! Cost: each piece of the body is read once, and the prompt in it once, at the decision (a few
+//! times if the model comes late).
 
+pub mod body;
 mod decided;
 
 use crate::config::{Config, Mode};
@@ -16,12 +18,21 @@ use crate::prompt::{self, Api, Extent, Prompts};
 use crate::router::{Env, Question, Router};
 use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
 use crate::usage::KEPT_BYTES;
+use body::{Body, Held};
 use decided::Decided;
 pub use decided::Served;
+use std::rc::Rc;
 
 /// A body that is held for its model is looked at this often between `match_bytes` and
 /// `hold_bytes`; the lengths are fixed, so that the same body is always cut at the same place.
 const LOOKS: usize = 4;
+
+/// Bytes of bodies that one VM keeps at a time; it may have a GiB of memory in all.
+const MAX_HELD_BYTES: usize = 128 << 20;
+
+/// A held body that has not moved for so long is decided on what came of it: its client is slow,
+/// or Envoy reads no more because it may not hold more.
+const STALLED_MS: u64 = 2000;
 
 /// What the host shall do with the request now.
 #[derive(Debug, PartialEq, Eq)]
@@ -58,8 +69,12 @@ enum State {
     /// Outside of `match`, or not seen yet: nothing is done.
     #[default]
     Outside,
-    /// Held until the body has `next_look` bytes or ends.
-    Reading { api: Api, next_look: usize },
+    /// Held until the body has `next_look` bytes or ends; at `moved_ms` there came some.
+    Reading {
+        api: Api,
+        next_look: usize,
+        moved_ms: u64,
+    },
     /// On its way.
     Decided(Box<Decided>),
 }
@@ -68,12 +83,20 @@ enum State {
 #[derive(Debug, Default)]
 pub struct Request {
     state: State,
-    body_size: usize,
+    body: Body,
     /// A good answer makes a response, which its pod alone will have.
     makes_response: bool,
 }
 
 impl Request {
+    /// A request of a VM that keeps bodies.
+    pub fn new(held: Rc<Held>) -> Self {
+        Self {
+            body: Body::new(held),
+            ..Self::default()
+        }
+    }
+
     /// Whether nothing is done with it.
     pub fn is_outside(&self) -> bool {
         matches!(self.state, State::Outside)
@@ -115,6 +138,7 @@ impl Request {
                 self.state = State::Reading {
                     api,
                     next_look: config.match_bytes,
+                    moved_ms: 0,
                 };
                 return Step::Hold;
             }
@@ -122,63 +146,104 @@ impl Request {
         self.go_without_prompt(router, env, detail, None)
     }
 
-    /// `size` bytes of the body are there; `body` reads the first so many.
+    /// Whether it is held with a part of its body, and may stall.
+    pub fn waits(&self) -> bool {
+        self.body.seen() > 0 && matches!(self.state, State::Reading { .. })
+    }
+
+    /// `size` more bytes of the body came; `piece` reads them, from a start and at most so many.
     pub fn on_body(
         &mut self,
         router: &Router,
         env: &Env<'_>,
         size: usize,
         end: bool,
-        body: &dyn Fn(usize) -> Option<Vec<u8>>,
+        piece: &dyn Fn(usize, usize) -> Option<Vec<u8>>,
     ) -> Step {
-        let State::Reading { api, mut next_look } = self.state else {
+        let State::Reading { api, next_look, .. } = &mut self.state else {
             return Step::Pass;
         };
-        self.body_size = size;
-        let config = router.config();
+        let (api, mut look) = (*api, *next_look);
+        self.body.came(size);
+        let seen = self.body.seen();
         loop {
-            let whole = end && size <= next_look;
-            if !whole && size < next_look {
-                self.state = State::Reading { api, next_look };
-                return Step::Hold;
-            }
-            let Some(bytes) = body(size.min(next_look)) else {
+            if !self.body.keep(look, size, piece) {
                 return self.go_without_prompt(router, env, "unreadable", None);
-            };
-            let extent = if whole {
-                Extent::Whole
-            } else {
-                Extent::FirstPart
-            };
-            match prompt::read(api, &bytes, extent, config.chunk_bytes) {
-                Err(why) => {
-                    env.meter
-                        .count_labelled(Metric::UnreadablePrompts, "detail", why.as_str(), 1);
-                    return self.go_without_prompt(router, env, why.as_str(), None);
-                }
-                Ok(prompts) => {
-                    let unnamed = !whole && prompts.model.is_none();
-                    if !unnamed || next_look >= config.hold_bytes {
-                        let detail = unnamed.then_some("no_model");
-                        return self.go_with_prompts(router, env, api, prompts, detail);
-                    }
-                }
             }
-            next_look = following_look(config, next_look);
+            let whole = end && seen <= look;
+            let mut forced = None;
+            if !whole && seen < look {
+                if self.body.stay(MAX_HELD_BYTES) {
+                    self.state = State::Reading {
+                        api,
+                        next_look: look,
+                        moved_ms: env.now_ms(),
+                    };
+                    return Step::Hold;
+                }
+                forced = Some("crowded");
+            }
+            if let Some(step) = self.look(router, env, api, look, whole, forced) {
+                return step;
+            }
+            look = following_look(router.config(), look);
         }
     }
 
     /// The request ended with trailers, after all of its body.
-    pub fn on_trailers(
+    pub fn on_trailers(&mut self, router: &Router, env: &Env<'_>) -> Step {
+        if self.body.seen() == 0 && matches!(self.state, State::Reading { .. }) {
+            return self.go_without_prompt(router, env, "empty", None);
+        }
+        self.on_body(router, env, 0, true, &|_, _| None)
+    }
+
+    /// Time has passed: a body that does not move any more is waited for no longer.
+    pub fn on_tick(&mut self, router: &Router, env: &Env<'_>) -> Step {
+        match self.state {
+            State::Reading { api, moved_ms, .. }
+                if self.waits() && env.now_ms() >= moved_ms.saturating_add(STALLED_MS) =>
+            {
+                let all = self.body.seen();
+                let step = self.look(router, env, api, all, false, Some("stalled"));
+                step.unwrap_or(Step::Pass)
+            }
+            _ => Step::Pass,
+        }
+    }
+
+    /// Decides on the first `most` bytes of the body, unless its model is worth waiting for.
+    /// `forced`: there is no waiting, for this reason.
+    fn look(
         &mut self,
         router: &Router,
         env: &Env<'_>,
-        body: &dyn Fn(usize) -> Option<Vec<u8>>,
-    ) -> Step {
-        if self.body_size == 0 && matches!(self.state, State::Reading { .. }) {
-            return self.go_without_prompt(router, env, "empty", None);
+        api: Api,
+        most: usize,
+        whole: bool,
+        forced: Option<&'static str>,
+    ) -> Option<Step> {
+        let config = router.config();
+        let extent = if whole {
+            Extent::Whole
+        } else {
+            Extent::FirstPart
+        };
+        match prompt::read(api, self.body.first(most), extent, config.chunk_bytes) {
+            Err(why) => {
+                let (metric, why) = (Metric::UnreadablePrompts, why.as_str());
+                env.meter.count_labelled(metric, "detail", why, 1);
+                Some(self.go_without_prompt(router, env, why, None))
+            }
+            Ok(prompts) => {
+                let unnamed = !whole && prompts.model.is_none();
+                if unnamed && most < config.hold_bytes && forced.is_none() {
+                    return None;
+                }
+                let detail = forced.or(unnamed.then_some("no_model"));
+                Some(self.go_with_prompts(router, env, api, prompts, detail))
+            }
         }
-        self.on_body(router, env, self.body_size, true, body)
     }
 
     /// The answer's headers arrived.
@@ -347,6 +412,7 @@ impl Request {
             decided.tells = true;
         }
         decided.response = self.makes_response.then(Sniffer::default);
+        self.body.release();
         self.state = State::Decided(Box::new(decided));
         Step::Go(go)
     }
