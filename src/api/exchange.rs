@@ -7,9 +7,8 @@
 //! Cost: one copy of the body.
 
 use super::{Refusal, Resource, Response};
-use crate::request::body::{Body, Held};
+use crate::request::body::Body;
 use crate::router::{Env, Router};
-use std::rc::Rc;
 
 /// The longest body of a call.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
@@ -30,7 +29,6 @@ impl Exchange {
     /// Takes a request that is under the API's prefix. Refused at once: what is no resource.
     pub fn begin(
         router: &Router,
-        held: Rc<Held>,
         header: &dyn Fn(&str) -> Option<Vec<u8>>,
     ) -> Option<(Self, Option<Response>)> {
         let config = router.config();
@@ -56,7 +54,7 @@ impl Exchange {
         });
         let exchange = Exchange {
             resource: resource.ok(),
-            body: Body::new(held),
+            body: Body::default(),
         };
         Some((exchange, resource.err().map(Response::from)))
     }

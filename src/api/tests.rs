@@ -5,7 +5,6 @@ use super::{Response, MAX_BODY_BYTES};
 use crate::config::Config;
 use crate::metrics::Silent;
 use crate::pods::load::LoadBoard;
-use crate::request::body::Held;
 use crate::router::{Env, Router};
 use crate::store::MemoryStore;
 use serde_json::{json, Value};
@@ -17,7 +16,6 @@ const NOW: f64 = 1_700_000_000.0;
 struct Server {
     store: MemoryStore,
     router: Router,
-    held: Rc<Held>,
 }
 
 fn push(call: &mut Exchange, piece: &[u8]) -> Option<Response> {
@@ -39,7 +37,6 @@ impl Server {
         Server {
             store: MemoryStore::default(),
             router: Router::new(config, Rc::new(LoadBoard::new("default", 1)), true),
-            held: Rc::default(),
         }
     }
 
@@ -55,7 +52,7 @@ impl Server {
     fn send(&self, method: &str, path: &str, pieces: &[&[u8]]) -> Option<Response> {
         let headers = BTreeMap::from([(":method", method), (":path", path)]);
         let header = |name: &str| Some(headers.get(name)?.as_bytes().to_vec());
-        let (mut call, refused) = Exchange::begin(&self.router, self.held.clone(), &header)?;
+        let (mut call, refused) = Exchange::begin(&self.router, &header)?;
         if refused.is_some() {
             return refused;
         }
@@ -309,11 +306,7 @@ fn bodies_that_wait_share_a_bound() {
         ":path" => Some(b"/prefix-router/query".to_vec()),
         _ => None,
     };
-    let begin = || {
-        Exchange::begin(&server.router, server.held.clone(), &header)
-            .unwrap()
-            .0
-    };
+    let begin = || Exchange::begin(&server.router, &header).unwrap().0;
     let piece = vec![b' '; MAX_BODY_BYTES];
     let mut calls: Vec<_> = (0..5).map(|_| begin()).collect();
     for call in &mut calls {

@@ -107,12 +107,15 @@ extern "C" fn proxy_on_configure(id: u32, size: usize) -> bool {
 #[no_mangle]
 extern "C" fn proxy_on_tick(id: u32) {
     root(id, Root::on_tick);
-    let waiting: Vec<_> = STREAMS.with(|streams| {
-        let streams = streams.try_borrow();
-        let streams = streams.iter().flat_map(|streams| streams.iter());
-        let waits = |stream: &Shared<Stream>| stream.try_borrow().is_ok_and(|s| s.waits());
-        let waiting = streams.filter(|(_, stream)| waits(stream));
-        waiting.map(|(id, _)| *id).collect()
+    let mut waiting = Vec::new();
+    STREAMS.with(|streams| {
+        if let Ok(streams) = streams.try_borrow() {
+            for (id, stream) in streams.iter() {
+                if stream.try_borrow().is_ok_and(|stream| stream.waits()) {
+                    waiting.push(*id);
+                }
+            }
+        }
     });
     for id in waiting {
         abi::act_for(id);

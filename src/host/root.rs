@@ -1,7 +1,7 @@
 //! One configuration of the plugin in one VM.
 //!
-//! Owns the instance that streams share, and what outlives a configuration update as the streams
-//! of the old one do: the VM's one board of requests in flight per pool, and its count of bodies.
+//! Owns the instance that streams share, and the VM's one board of requests in flight per pool,
+//! which outlives a configuration update as the streams of the old one do.
 
 use super::abi::{self, Buffer};
 use super::asker::Asker;
@@ -9,7 +9,6 @@ use super::meter::HostMeter;
 use super::stream::{Instance, Stream};
 use crate::config::Config;
 use crate::pods::load::LoadBoard;
-use crate::request::body::Held;
 use crate::router::Router;
 use core::cell::RefCell;
 use core::hash::{BuildHasher, Hasher};
@@ -29,7 +28,6 @@ const FILTER_MINOR: u64 = 38;
 
 thread_local! {
     static BOARDS: RefCell<Vec<(String, Rc<LoadBoard>)>> = const { RefCell::new(Vec::new()) };
-    static HELD: Rc<Held> = Rc::default();
 }
 
 /// The root context.
@@ -87,7 +85,7 @@ impl Root {
         let (keys, bytes) = (footprint.keys, footprint.bytes);
         let room = format!("shared data of at most {keys} keys, {bytes} bytes");
         abi::log(2, &room);
-        self.instance = Some(Rc::new(Instance::new(router, meter, HELD.with(Rc::clone))));
+        self.instance = Some(Rc::new(Instance::new(router, meter)));
         abi::set_tick_period(match interval {
             Some(_) => FIRST_TICK_MS,
             None => TICK_MS,

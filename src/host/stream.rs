@@ -11,7 +11,6 @@ use super::shared::SharedData;
 use crate::api::{Exchange, Response};
 use crate::metrics::{Meter, Metric};
 use crate::pods::admin::ip_port;
-use crate::request::body::Held;
 use crate::request::{Go, Request, Served, Step};
 use crate::router::{Env, Router};
 use std::rc::Rc;
@@ -29,18 +28,12 @@ pub struct Instance {
     pub router: Router,
     /// Metric ids.
     pub meter: HostMeter,
-    /// Bodies that the VM keeps.
-    held: Rc<Held>,
 }
 
 impl Instance {
     /// A filter instance.
-    pub fn new(router: Router, meter: HostMeter, held: Rc<Held>) -> Self {
-        Self {
-            router,
-            meter,
-            held,
-        }
+    pub fn new(router: Router, meter: HostMeter) -> Self {
+        Self { router, meter }
     }
 
     /// The world as it is now.
@@ -60,10 +53,9 @@ pub struct Stream {
 impl Stream {
     /// A stream of this instance.
     pub fn new(instance: Option<Rc<Instance>>) -> Self {
-        let held = instance.as_ref().map(|instance| instance.held.clone());
         Self {
             instance,
-            request: Request::new(held.unwrap_or_default()),
+            request: Request::default(),
             call: None,
         }
     }
@@ -164,9 +156,7 @@ impl Stream {
             return Action::Continue;
         };
         let header = |name: &str| abi::header(Headers::Request, name);
-        if let Some((call, refused)) =
-            Exchange::begin(&instance.router, instance.held.clone(), &header)
-        {
+        if let Some((call, refused)) = Exchange::begin(&instance.router, &header) {
             self.call = Some(call);
             if let Some(refused) = refused {
                 respond(&refused);

@@ -10,6 +10,7 @@ mod rendezvous;
 
 use crate::config::Policy;
 use core::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 #[cfg(test)]
 mod tests;
@@ -133,16 +134,18 @@ pub fn rank(
         }
         Policy::LongestPrefix => longest_prefix(&candidates),
     };
-    let mut ranked: Vec<_> = candidates.iter().zip(keys).collect();
-    ranked.sort_unstable_by(|a, b| before(a, b, home));
-    let ((best, _), most) = (ranked.first()?, candidates.iter().map(|c| c.matched).max()?);
+    let ranked = candidates.iter().zip(keys);
+    let ranked: Vec<_> = ranked.map(|(of, key)| Ranked { of, key, home }).collect();
+    let ranked = BinaryHeap::from(ranked).into_sorted_vec();
+    let best = ranked.first()?.of;
+    let most = candidates.iter().map(|c| c.matched).max()?;
     let reason = match best.matched {
         _ if most == 0 => Reason::Cold,
         matched if matched == most => Reason::Prefix,
         _ => Reason::Load,
     };
     Some(Ranking {
-        pods: ranked.iter().map(|(candidate, _)| candidate.pod).collect(),
+        pods: ranked.iter().map(|ranked| ranked.of.pod).collect(),
         reason,
         panic,
     })
@@ -158,17 +161,42 @@ fn longest_prefix(candidates: &[Candidate<'_>]) -> Vec<Key> {
     candidates.iter().map(|c| (false, key(c))).collect()
 }
 
-/// Fit pods first, then the key, then rendezvous hashing, then the name.
-fn before(a: &(&Candidate<'_>, Key), b: &(&Candidate<'_>, Key), home: u64) -> Ordering {
-    let ((a, (a_later, a_cost)), (b, (b_later, b_cost))) = (a, b);
-    let unfit = |c: &Candidate<'_>| c.standing == Standing::Unfit;
-    unfit(a)
-        .cmp(&unfit(b))
-        .then(a_later.cmp(b_later))
-        .then(a_cost.total_cmp(b_cost))
-        .then_with(|| rendezvous::score(home, b.name).cmp(&rendezvous::score(home, a.name)))
-        .then_with(|| a.name.cmp(b.name))
+/// A candidate in its place: fit pods first, then the key, then rendezvous hashing, then the name.
+/// For a heap, since the sorts of the standard library may panic, and take 8 KB of the module.
+struct Ranked<'a> {
+    of: &'a Candidate<'a>,
+    key: Key,
+    home: u64,
 }
+
+impl Ord for Ranked<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let ((a, (a_later, a_cost)), (b, (b_later, b_cost))) =
+            ((self.of, self.key), (other.of, other.key));
+        let unfit = |c: &Candidate<'_>| c.standing == Standing::Unfit;
+        let score = |c: &Candidate<'_>| rendezvous::score(self.home, c.name);
+        unfit(a)
+            .cmp(&unfit(b))
+            .then(a_later.cmp(&b_later))
+            .then(a_cost.total_cmp(&b_cost))
+            .then_with(|| score(b).cmp(&score(a)))
+            .then_with(|| a.name.cmp(b.name))
+    }
+}
+
+impl PartialOrd for Ranked<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Ranked<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Ranked<'_> {}
 
 /// The candidate that rendezvous hashing chooses among those that may be chosen.
 pub fn home_of(candidates: &[Candidate<'_>], home: u64) -> Option<usize> {

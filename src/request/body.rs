@@ -7,11 +7,11 @@
 //! Cost: one copy of a body that comes in pieces, none of one that comes whole.
 
 use core::cell::Cell;
-use std::rc::Rc;
 
-/// Bytes of bodies that a VM keeps.
-#[derive(Debug, Default)]
-pub struct Held(Cell<usize>);
+thread_local! {
+    /// Bytes of bodies that this VM keeps; a VM is one thread.
+    static HELD: Cell<usize> = const { Cell::new(0) };
+}
 
 /// The first bytes of a body.
 #[derive(Debug, Default)]
@@ -19,22 +19,11 @@ pub struct Body {
     bytes: Vec<u8>,
     /// Bytes that arrived.
     seen: usize,
-    /// Bytes that are counted in `held`.
+    /// Bytes of it that are counted for the VM.
     counted: usize,
-    held: Rc<Held>,
 }
 
 impl Body {
-    /// A body of which nothing has come.
-    pub fn new(held: Rc<Held>) -> Self {
-        Self {
-            bytes: Vec::new(),
-            seen: 0,
-            counted: 0,
-            held,
-        }
-    }
-
     /// Bytes that arrived.
     pub fn seen(&self) -> usize {
         self.seen
@@ -78,12 +67,10 @@ impl Body {
 
     /// Counts what is kept; false when the VM would keep more than `most` bytes of bodies.
     pub fn stay(&mut self, most: usize) -> bool {
-        let others = self.held.0.get().saturating_sub(self.counted);
-        let all = others.saturating_add(self.bytes.len());
-        let room = all <= most;
+        let others = HELD.get().saturating_sub(self.counted);
+        let room = others.saturating_add(self.bytes.len()) <= most;
         if room {
-            self.counted = self.bytes.len();
-            self.held.0.set(all);
+            self.count(self.bytes.len());
         }
         room
     }
@@ -91,9 +78,13 @@ impl Body {
     /// Lets the bytes go; what arrived is still known.
     pub fn release(&mut self) {
         self.bytes = Vec::new();
-        let others = self.held.0.get().saturating_sub(self.counted);
-        self.held.0.set(others);
-        self.counted = 0;
+        self.count(0);
+    }
+
+    fn count(&mut self, bytes: usize) {
+        let others = HELD.get().saturating_sub(self.counted);
+        HELD.set(others.saturating_add(bytes));
+        self.counted = bytes;
     }
 }
 
@@ -143,8 +134,7 @@ mod tests {
 
     #[test]
     fn a_vm_keeps_so_much_and_no_more() {
-        let held = Rc::new(Held::default());
-        let mut bodies: Vec<_> = (0..3).map(|_| Body::new(held.clone())).collect();
+        let mut bodies: Vec<_> = (0..3).map(|_| Body::default()).collect();
         let piece = [0; 50];
         for (n, body) in bodies.iter_mut().enumerate() {
             body.came(piece.len());
@@ -155,7 +145,7 @@ mod tests {
         bodies.remove(0);
         assert!(bodies[1].stay(100), "another has gone");
         drop(bodies);
-        assert_eq!(held.0.get(), 0);
+        assert_eq!(HELD.get(), 0);
     }
 
     #[test]

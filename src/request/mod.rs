@@ -18,10 +18,9 @@ use crate::prompt::{self, Api, Extent, Prompts};
 use crate::router::{Env, Question, Router};
 use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
 use crate::usage::KEPT_BYTES;
-use body::{Body, Held};
+use body::Body;
 use decided::Decided;
 pub use decided::Served;
-use std::rc::Rc;
 
 /// A body that is held for its model is looked at this often between `match_bytes` and
 /// `hold_bytes`; the lengths are fixed, so that the same body is always cut at the same place.
@@ -89,14 +88,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of a VM that keeps bodies.
-    pub fn new(held: Rc<Held>) -> Self {
-        Self {
-            body: Body::new(held),
-            ..Self::default()
-        }
-    }
-
     /// Whether nothing is done with it.
     pub fn is_outside(&self) -> bool {
         matches!(self.state, State::Outside)
