@@ -507,6 +507,68 @@ fn trailers_end_the_body() {
 }
 
 #[test]
+fn a_body_that_does_not_move_is_decided_on_what_came() {
+    let world = World::new("");
+    let body = long("stalls ");
+    let tick = |request: &mut Request, now_ms: u64| {
+        request.on_tick(
+            &world.router,
+            &Env::new(&world.store, &world.meter, &|| now_ms),
+        )
+    };
+    let mut request = Request::default();
+    world.headers(&mut request, "/v1/chat/completions", &[], false);
+    assert!(!request.waits(), "nothing came");
+    assert_eq!(tick(&mut request, 100_000), Step::Pass);
+    // The body came at 1000.
+    let (first, rest) = body.as_bytes().split_at(200);
+    assert_eq!(world.body(&mut request, first, false), Step::Hold);
+    assert!(request.waits());
+    assert_eq!(tick(&mut request, 1000 + STALLED_MS - 1), Step::Pass);
+    let Step::Go(go) = tick(&mut request, 1000 + STALLED_MS) else {
+        panic!("held")
+    };
+    assert!(go.destination.is_some());
+    assert!(go.report.ends_with("detail=\"stalled\""), "{}", go.report);
+    assert!(!request.waits());
+    assert_eq!(tick(&mut request, 100_000), Step::Pass, "once");
+    assert_eq!(world.body(&mut request, rest, true), Step::Pass);
+    // Its chunks are those of the whole.
+    assert!(world.held(&body).iter().sum::<u32>() > 5);
+    world.end(request);
+    assert_eq!(world.running(), [0, 0]);
+}
+
+#[test]
+fn bodies_that_would_take_too_much_memory_are_decided_on_what_came() {
+    let world = World::new(r#", "match_bytes": 16777216, "hold_bytes": 16777216"#);
+    let piece = chat(&"x".repeat(MAX_HELD_BYTES / 8 - 1000));
+    let mut held = Vec::new();
+    for n in 0..10 {
+        let mut request = Request::default();
+        world.headers(&mut request, "/v1/chat/completions", &[], false);
+        match world.body(&mut request, piece.as_bytes(), false) {
+            Step::Hold => assert!(n < 8),
+            Step::Go(go) => {
+                assert!(n >= 8);
+                assert!(go.report.ends_with("detail=\"crowded\""), "{}", go.report);
+            }
+            Step::Pass => panic!("{n}"),
+        }
+        held.push(request);
+    }
+    // One has gone.
+    world.end(held.remove(0));
+    drop(held);
+    let mut request = Request::default();
+    world.headers(&mut request, "/v1/chat/completions", &[], false);
+    assert_eq!(
+        world.body(&mut request, piece.as_bytes(), false),
+        Step::Hold
+    );
+}
+
+#[test]
 fn observing_steers_nothing_and_learns_from_who_served() {
     let world = World::new(r#", "mode": "observe""#);
     let body = long("observe ");

@@ -343,6 +343,22 @@ impl Bootstrap {
         self
     }
 
+    /// The listener's limit alone, for a connection and for a request, and HTTP/2 with the least window.
+    pub fn with_buffer_limit(mut self, bytes: u32) -> Self {
+        let listener = &mut self.0["static_resources"]["listeners"][0];
+        listener["per_connection_buffer_limit_bytes"] = bytes.into();
+        let manager = self.at("", Part::Manager);
+        let host = &mut manager["route_config"]["virtual_hosts"][0];
+        let limit = host.as_object_mut().expect("a host");
+        let limit = limit.remove("request_body_buffer_limit");
+        assert!(limit.is_some(), "the shipped file has one");
+        let window = bytes.max(65_535);
+        self.with_manager(
+            "http2_protocol_options",
+            serde_json::json!({ "initial_stream_window_size": window, "initial_connection_window_size": window }),
+        )
+    }
+
     /// Passes trailers on in HTTP/1 too, which Envoy drops by default.
     pub fn with_http1_trailers(self) -> Self {
         let on = serde_json::json!({ "enable_trailers": true });
