@@ -63,6 +63,10 @@ pub fn assemble(documents: &[Value], options: &Options, pods: &[u16]) -> Bootstr
     let client = &client["spec"];
     let removed = &client["headers"]["earlyRequestHeaders"]["remove"];
     config["early_header_mutation_extensions"] = plane::early_removal(removed);
+    config["http2_protocol_options"] = json!({
+        "initial_stream_window_size": quantity(&client["http2"]["initialStreamWindowSize"]),
+        "initial_connection_window_size": quantity(&client["http2"]["initialConnectionWindowSize"]),
+    });
     let section = text(&gateway["spec"]["listeners"][0]["name"]);
     let mut listener = json!({
         "name": format!("{}/{section}", full(gateway)),
