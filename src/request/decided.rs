@@ -67,6 +67,8 @@ pub struct Decided {
     pub chosen: Option<usize>,
     /// Whole chunks of each prompt that has any, while a credit may still be given or moved.
     pub chains: Vec<Vec<ChunkHash>>,
+    /// Leading chunks that the chosen pod held when they were stored for it.
+    pub found: u32,
     /// What was stored for it.
     pub credit: Option<Credit>,
     /// Looks for the id of the response that the answer makes, while there may be one.
@@ -100,6 +102,7 @@ impl Decided {
             bytes: 0,
             chosen: None,
             chains: Vec::new(),
+            found: 0,
             credit: None,
             response: None,
             mean_matched: 0.0,
@@ -273,7 +276,9 @@ impl Decided {
         if let Some(ticket) = self.ticket.take() {
             router.end(env, ticket);
         }
-        let tokens = router.uncached(self.bytes, self.matched_on(pod));
+        // Of two workers that decide one prompt at a time, only the first brings the work.
+        let found = if pod == self.chosen { self.found } else { 0 };
+        let tokens = router.uncached(self.bytes, self.matched_on(pod).max(found));
         let member = pod.and_then(|pod| self.members.get(pod));
         self.ticket = member.and_then(|member| router.begin(env, member, tokens));
         self.tells = false;

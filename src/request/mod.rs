@@ -15,7 +15,7 @@ use crate::destination;
 use crate::metrics::Metric;
 use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
-use crate::router::{Env, Question, Router};
+use crate::router::{Credit, Env, Question, Router};
 use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
 use crate::usage::KEPT_BYTES;
 use body::Body;
@@ -339,6 +339,8 @@ impl Request {
                         &decided.chains,
                         choice.queries,
                     );
+                    let found = decided.credit.as_ref().map_or(0, Credit::found);
+                    decided.found = if recomputes { 0 } else { found };
                 }
             }
         }

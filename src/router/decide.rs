@@ -68,6 +68,9 @@ impl Router {
             response,
             recomputes,
         } = question;
+        // Before the table, into which a request goes before it counts as load: whoever sees the load of
+        // a burst sees the prompt that it brought.
+        let (loads, rate) = self.loads(env, members);
         let of_use = if recomputes { &[] } else { prompts };
         let (matched, queries) = self.matched(env, members, of_use);
         let bytes = prompts
@@ -79,7 +82,6 @@ impl Router {
             .map_or_else(|| self.next_turn(for_good), |prompt| prompt.home);
         let now_ms = env.now_ms();
         let book = self.standings.read(env.store);
-        let (loads, rate) = self.loads(env, members);
         let maker = response.and_then(|key| self.responses.find(env.store, key, now_ms));
         let rank = |probes: bool| {
             let able = self.candidates(members, model, |pod, member| Candidate {

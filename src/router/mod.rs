@@ -175,6 +175,8 @@ pub struct Outlook {
 #[derive(Debug)]
 pub struct Credit {
     pod: usize,
+    /// Leading chunks that the pod held already, summed over the prompts.
+    found: u32,
     /// One for each prompt, in their order.
     receipts: Vec<Option<Receipt>>,
 }
@@ -183,6 +185,11 @@ impl Credit {
     /// The pod that has the credit.
     pub fn pod(&self) -> usize {
         self.pod
+    }
+
+    /// Leading chunks that the pod held already, by what others have written since the choice too.
+    pub fn found(&self) -> u32 {
+        self.found
     }
 }
 
@@ -319,8 +326,12 @@ impl Router {
         queries: Vec<Query>,
     ) -> Option<Credit> {
         let notified = self.notify(env, members, pod, chains, queries)?;
-        let receipts = notified.into_iter().map(|done| done.receipt).collect();
-        Some(Credit { pod, receipts })
+        let found = notified.iter().map(|done| done.found);
+        Some(Credit {
+            pod,
+            found: found.fold(0, u32::saturating_add),
+            receipts: notified.into_iter().map(|done| done.receipt).collect(),
+        })
     }
 
     /// Stores the prompts for a pod for good; says what became of each. `None`: the pod has no

@@ -29,6 +29,9 @@ use core::ops::Range;
 pub struct Notified {
     /// For taking it back; nothing when nothing was inserted.
     pub receipt: Option<Receipt>,
+    /// Leading chunks of the prompt that the pod held already, by what other workers have written
+    /// since the query too.
+    pub found: u32,
     /// Leading chunks of the prompt that the pod holds now.
     pub stored: u32,
     /// Chunks that the pod lost for it.
@@ -132,9 +135,11 @@ impl Table {
             writing.sweep(first.saturating_add(page));
         }
         let receipt = writing.receipt(slot, stored);
+        let found = writing.had.iter().take_while(|had| had.is_some()).count();
         self.give_back(store, slot, &writing.give_back);
         Notified {
             receipt,
+            found: found as u32,
             stored: stored as u32,
             evicted: reserved.evicted,
             dropped: chain.len().saturating_sub(stored) as u32,

@@ -115,6 +115,24 @@ fn the_same_prompt_twice() {
     );
 }
 
+/// Only the first of two that were looked up at one time finds nothing.
+#[test]
+fn the_second_of_two_finds_what_the_first_stored() {
+    let store = MemoryStore::default();
+    let setup = setup(&store);
+    let (one, other) = (worker(), worker());
+    for (shared, id, len) in [(0, 7, 100), (12, 8, 60)] {
+        let chain = prompt(shared, id, len);
+        let queries = [&one, &other].map(|table| table.query(&store, &chain, &[setup.slot]));
+        let [first, second] = queries;
+        let first = one.notify(&store, &chain, setup.slot, CAPACITY, first);
+        assert_eq!(first.found, shared as u32);
+        let second = other.notify(&store, &chain, setup.slot, CAPACITY, second);
+        assert_eq!(second.found, len as u32);
+        assert_eq!(second.receipt, None);
+    }
+}
+
 #[test]
 fn two_prompts_that_part() {
     let (one, other) = (prompt(12, 1, 100), prompt(12, 2, 70));

@@ -326,14 +326,22 @@ async fn hundreds_of_streams_at_once() {
             all.spawn(stream(envoy.connect(version).await, i));
         }
         let decisions = all.join_all().await;
+        let mut whole = 0;
         let mut homes: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
         for (prompt, decision) in decisions {
             if round == 1 {
-                assert_eq!(decision.matched, decision.chunks, "{prompt}: {decision:?}");
+                // On a busy machine a pod may have so much to do that another computes it again.
+                let is_whole = decision.matched == decision.chunks;
+                assert!(
+                    is_whole || decision.reason == "load",
+                    "{prompt}: {decision:?}"
+                );
+                whole += usize::from(is_whole);
             }
             homes.entry(prompt).or_default().insert(decision.pod);
         }
         assert_eq!(homes.len(), 40);
+        assert!(round == 0 || whole > 200, "{whole} of 320");
     }
     let received: usize = pods.iter().map(|p| p.take().len()).sum();
     assert_eq!(received, 640, "each request once");
