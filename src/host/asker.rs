@@ -149,11 +149,15 @@ impl Asker {
             changed,
             list_changed,
             restarted,
+            serving,
             failed_poll,
             line,
         } = news;
         for pod in &restarted {
             router.restarted(&env, pod);
+        }
+        for (pod, asked_ms) in &serving {
+            router.serves(&env, pod, *asked_ms);
         }
         if list_changed {
             router.seat(&env, keeper.registry());

@@ -18,6 +18,9 @@ use crate::store::SharedStore;
 const PARALLEL: usize = 8;
 /// Between two looks at a pod's models.
 const MODELS_MS: u32 = 10_000;
+/// Envoy's workers hear of a host's health up to a second after its main thread, which merges such
+/// news: a host that is back is taken for away for so long.
+const SETTLE_MS: u64 = 1_500;
 /// Header that an `override_host` cluster reads by convention, where it is not the destination's.
 const ENDPOINT_HEADER: &str = "x-gateway-destination-endpoint";
 
@@ -69,6 +72,8 @@ pub struct News {
     pub list_changed: bool,
     /// Pods that hold nothing any more.
     pub restarted: Vec<Known>,
+    /// Pods that serve, as was asked at this time.
+    pub serving: Vec<(Known, u64)>,
     /// The poll of the admin listener failed.
     pub failed_poll: bool,
     /// For the log.
@@ -86,6 +91,8 @@ pub struct Keeper {
     admin: Schedule,
     visits: Vec<Visit>,
     calls: Vec<(u32, Question)>,
+    /// Pods that were away, and since when they are back.
+    returning: Vec<(String, u64)>,
     trouble: &'static str,
     refused: u32,
 }
@@ -110,6 +117,7 @@ impl Keeper {
             admin: Schedule::default(),
             visits: Vec::new(),
             calls: Vec::new(),
+            returning: Vec::new(),
             trouble: "",
             refused: 0,
         }
@@ -278,6 +286,7 @@ impl Keeper {
 
     /// A new list of pods.
     fn found(&mut self, config: &Config, mut found: Found, now_ms: u64) -> News {
+        let asked_ms = self.admin.asked_ms();
         let most = config.max_pods as usize;
         let beyond = u32::try_from(found.pods.len().saturating_sub(most)).unwrap_or(u32::MAX);
         let left_out = found.left_out.saturating_add(beyond);
@@ -286,11 +295,17 @@ impl Keeper {
             changed: true,
             ..News::default()
         };
+        let earlier = core::mem::take(&mut self.returning);
+        // Who is asked rarely is not asked at just the wrong moment.
+        let settle_ms = match &config.discovery {
+            Some(discovery) if u64::from(discovery.poll_interval_ms) < SETTLE_MS => SETTLE_MS,
+            _ => 0,
+        };
         let pods = found.pods.into_iter().map(|seen| {
             let Seen {
                 name,
                 address,
-                health,
+                mut health,
             } = seen;
             let before = self.registry.pods.iter().find(|pod| pod.name == name);
             let mut known = match before {
@@ -303,22 +318,41 @@ impl Keeper {
                 None => Known::default(),
             };
             let down_since = known.down_since_ms;
+            let mut up_since = now_ms;
+            if down_since > 0 && health.is_reachable() {
+                let since = earlier.iter().find(|pod| pod.0 == name);
+                up_since = since.map_or(now_ms, |pod| pod.1);
+                if now_ms.saturating_sub(up_since) < settle_ms {
+                    self.returning.push((name.clone(), up_since));
+                    health = known.health;
+                }
+            }
             known.down_since_ms = match health.is_reachable() {
                 true => 0,
                 false if down_since == 0 => now_ms.max(1),
                 false => down_since,
             };
             let back = down_since > 0 && known.down_since_ms == 0;
-            if back && now_ms.saturating_sub(down_since) > GONE_MS {
+            if back && up_since.saturating_sub(down_since) > GONE_MS {
                 news.restarted.push(known.clone());
             }
             known.name = name;
             known.address = Some(address);
             known.health = health;
             known.discovered = true;
+            // That Envoy likes it tells nothing where it checks nothing: that it does so again does.
+            if back {
+                news.serving.push((known.clone(), asked_ms));
+            }
             known
         });
         let pods: Vec<Known> = pods.collect();
+        // A pod of the configuration stays when Envoy has it no more, and holds nothing.
+        let left = self.registry.pods.iter().filter(|old| {
+            let stays = config.pods.iter().any(|own| own.name == old.name);
+            stays && old.discovered && !pods.iter().any(|new| new.name == old.name)
+        });
+        news.restarted.extend(left.cloned());
         let first = self.registry.polled_ms == 0;
         let other_rest = self.registry.left_out != left_out || self.refused != found.refused;
         self.registry.polled_ms = now_ms.max(1);
@@ -422,6 +456,7 @@ impl Keeper {
         scraped.others = all.saturating_sub(own(known));
         let mut news = News {
             changed: true,
+            serving: vec![(known.clone(), visit.metrics.asked_ms())],
             ..News::default()
         };
         let before = known

@@ -34,6 +34,11 @@ impl Schedule {
         self.due_ms = now_ms.saturating_add(patience);
     }
 
+    /// When it was asked last.
+    pub fn asked_ms(&self) -> u64 {
+        self.asked_ms
+    }
+
     /// Whether an answer is awaited.
     pub fn is_under_way(&self) -> bool {
         self.under_way

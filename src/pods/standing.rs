@@ -3,6 +3,7 @@
 //! Owns one value in shared data, `prefix_router/<pool>/standing.1`: an entry for each pod that is
 //! not as usual. A pod that could not be reached is ejected on all workers, for 5 s at first and
 //! then for twice as long each time, up to 60 s; in between one request at a time tries it again.
+//! Who was seen to serve meanwhile, by others than its requests, is tried after a fifth of that.
 //! One that was unreachable for longer than [`GONE_MS`] has restarted: the table forgets it, and
 //! it comes back as a new one, which takes its share of the cold prompts little by little.
 //! Invariant: at most one entry a pod, at most [`MAX_ENTRIES`]; of a pod without one, all is well.
@@ -16,6 +17,9 @@ use crate::table::PodKey;
 pub const GONE_MS: u64 = 10_000;
 const FIRST_MS: u64 = 5_000;
 const LONGEST_MS: u64 = 60_000;
+/// The part of an ejection that even a pod which was seen to serve has to wait: one that does not
+/// serve prompts for all that gets few of them.
+const EARLY: u64 = 5;
 /// How long a trial may be without a result before there is another.
 const PROBE_MS: u64 = 5_000;
 /// Age of an entry that is of no use to any configuration.
@@ -36,6 +40,8 @@ struct Entry {
     failures: u32,
     probing: bool,
     forgotten: bool,
+    /// Seen to serve since it failed last.
+    serves: bool,
 }
 
 /// The unusual pods of one pool.
@@ -61,7 +67,7 @@ impl Book {
     /// Whether the pod may be chosen.
     pub fn standing(&self, pod: PodKey, now_ms: u64) -> Standing {
         match self.find(pod) {
-            Some(entry) if entry.failures > 0 && now_ms < entry.until_ms => Standing::Unfit,
+            Some(entry) if entry.failures > 0 && now_ms < entry.ends_ms() => Standing::Unfit,
             Some(entry) if entry.failures > 0 => Standing::Probe,
             _ => Standing::Fit,
         }
@@ -89,7 +95,7 @@ impl Book {
     /// Of an unusual pod: since when it is, and until when it is ejected, if it is.
     pub fn times(&self, pod: PodKey) -> Option<(u64, Option<u64>)> {
         let entry = self.find(pod)?;
-        let until_ms = (entry.failures > 0).then_some(entry.until_ms);
+        let until_ms = (entry.failures > 0).then_some(entry.ends_ms());
         Some((entry.since_ms, until_ms))
     }
 
@@ -126,11 +132,21 @@ impl Standings {
                 return None;
             }
             entry.failures = entry.failures.saturating_add(1);
-            let doublings = entry.failures.saturating_sub(1).min(8);
-            let time = FIRST_MS.checked_shl(doublings).unwrap_or(LONGEST_MS);
-            entry.until_ms = now_ms.saturating_add(time.min(LONGEST_MS));
+            entry.until_ms = now_ms.saturating_add(entry.ejection_ms());
             entry.probing = false;
+            entry.serves = false;
             Some(())
+        });
+    }
+
+    /// The pod was seen to serve, by who asked it at `asked_ms`.
+    pub fn serves(&self, store: &dyn SharedStore, pod: PodKey, asked_ms: u64) {
+        self.update(store, |entries| {
+            let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
+            // What was asked before it failed tells nothing, and a trial that is under way tells more.
+            let failed_ms = entry.until_ms.saturating_sub(entry.ejection_ms());
+            let tells = entry.failures > 0 && !entry.probing && asked_ms > failed_ms;
+            (tells && !core::mem::replace(&mut entry.serves, true)).then_some(())
         });
     }
 
@@ -138,10 +154,11 @@ impl Standings {
     pub fn claim_probe(&self, store: &dyn SharedStore, pod: PodKey, now_ms: u64) -> bool {
         let claimed = self.update(store, |entries| {
             let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
-            if entry.failures == 0 || now_ms < entry.until_ms {
+            if entry.failures == 0 || now_ms < entry.ends_ms() {
                 return None;
             }
             entry.probing = true;
+            entry.serves = false;
             entry.until_ms = now_ms.saturating_add(PROBE_MS);
             Some(())
         });
@@ -238,6 +255,7 @@ fn new_pod(pod: PodKey, now_ms: u64) -> Entry {
         failures: 0,
         probing: false,
         forgotten: false,
+        serves: false,
     }
 }
 
@@ -254,10 +272,29 @@ fn find_or_add(entries: &mut Vec<Entry>, pod: PodKey, now_ms: u64) -> Option<&mu
 }
 
 impl Entry {
+    /// How long it is ejected after so many failures.
+    fn ejection_ms(&self) -> u64 {
+        let doublings = self.failures.saturating_sub(1).min(8);
+        let time = FIRST_MS.checked_shl(doublings).unwrap_or(LONGEST_MS);
+        time.min(LONGEST_MS)
+    }
+
+    /// Until when it is ejected.
+    fn ends_ms(&self) -> u64 {
+        let time = self.ejection_ms();
+        match self.serves {
+            true => self
+                .until_ms
+                .saturating_sub(time.saturating_sub(time / EARLY)),
+            false => self.until_ms,
+        }
+    }
+
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let flags = u64::from(self.failures)
             | u64::from(self.probing) << 32
-            | u64::from(self.forgotten) << 33;
+            | u64::from(self.forgotten) << 33
+            | u64::from(self.serves) << 34;
         let mut bytes = [0; ENTRY_BYTES];
         let words = [self.pod.0, self.since_ms, self.until_ms, flags];
         for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -279,6 +316,7 @@ impl Entry {
             failures: flags as u32,
             probing: flags & (1 << 32) != 0,
             forgotten: flags & (1 << 33) != 0,
+            serves: flags & (1 << 34) != 0,
         }
     }
 }
@@ -328,6 +366,37 @@ mod tests {
             assert!(standings.claim_probe(&store, POD, now));
         }
         assert_eq!(times, [5, 10, 20, 40, 60, 60]);
+    }
+
+    #[test]
+    fn who_is_seen_to_serve_is_tried_earlier() {
+        let (store, standings) = pool();
+        let fit_at = |mut now| {
+            while standings.read(&store).standing(POD, now) == Standing::Unfit {
+                now += 100;
+            }
+            now
+        };
+        standings.serves(&store, POD, 1);
+        assert!(standings.read(&store).is_empty(), "all is well");
+        standings.failed(&store, POD, 1000);
+        standings.serves(&store, POD, 1000);
+        assert_eq!(fit_at(1000), 6000, "asked before it failed");
+        standings.serves(&store, POD, 1001);
+        standings.serves(&store, POD, 1900);
+        assert_eq!(fit_at(1000), 2000, "once, however often it is seen");
+        assert!(!standings.claim_probe(&store, POD, 1999));
+        assert!(standings.claim_probe(&store, POD, 2000));
+        standings.serves(&store, POD, 2100);
+        assert!(!standings.claim_probe(&store, POD, 2200), "one at a time");
+        // It serves others and not this: twice as long, and a fifth of that again.
+        standings.failed(&store, POD, 2300);
+        assert_eq!(fit_at(2300), 12_300);
+        standings.serves(&store, POD, 2400);
+        assert_eq!(fit_at(2300), 4300);
+        assert!(standings.claim_probe(&store, POD, 4300));
+        standings.answered(&store, POD, 4400);
+        assert_eq!(fit_at(4400), 4400);
     }
 
     #[test]

@@ -42,6 +42,14 @@ impl Router {
         }
     }
 
+    /// The pod was seen to serve, by who asked it at `asked_ms`: if it is ejected, it is tried
+    /// earlier.
+    pub fn serves(&self, env: &Env<'_>, pod: &Known, asked_ms: u64) {
+        if let Some(member) = find(&self.members(env), pod) {
+            self.standings.serves(env.store, member.key, asked_ms);
+        }
+    }
+
     /// Requests of this gateway in flight on a pod.
     pub fn running_on(&self, env: &Env<'_>, pod: &Known) -> u32 {
         let members = self.members(env);

@@ -229,18 +229,31 @@ fn a_pod_that_envoy_could_not_reach_for_long_holds_nothing() {
         with(r#""failed_active_health_check": true"#),
         with(r#""eds_health_status": "DRAINING""#),
     );
-    let mut restarted =
-        |body: &str, now| poll(&mut keeper, &config, now, 200, body).restarted.len();
-    assert_eq!(restarted(&well, 1), 0);
-    assert_eq!(restarted(&ill, 1000), 0);
-    assert_eq!(restarted(&ill, 9000), 0);
-    assert_eq!(restarted(&well, 11_000), 0, "10 s");
-    assert_eq!(restarted(&ill, 20_000), 0);
-    assert_eq!(restarted(&ill, 29_000), 0);
-    assert_eq!(restarted(&well, 30_001), 1, "longer");
-    assert_eq!(restarted(&well, 31_000), 0);
-    assert_eq!(restarted(&drains, 32_000), 0);
-    assert_eq!(restarted(&well, 90_000), 0, "it was there all the time");
+    let mut said = |body: &str, now| {
+        let news = poll(&mut keeper, &config, now, 200, body);
+        let pod = &keeper.registry().pods[0];
+        (
+            pod.health.is_healthy(),
+            news.serving.len(),
+            news.restarted.len(),
+        )
+    };
+    assert_eq!(said(&well, 1), (true, 0, 0), "it never was away");
+    assert_eq!(said(&ill, 1000), (false, 0, 0));
+    assert_eq!(said(&ill, 9000), (false, 0, 0));
+    // Envoy's workers may not know yet.
+    assert_eq!(said(&well, 11_000), (false, 0, 0));
+    assert_eq!(said(&well, 12_499), (false, 0, 0));
+    assert_eq!(said(&well, 12_500), (true, 1, 0), "10 s");
+    assert_eq!(said(&well, 13_500), (true, 0, 0));
+    assert_eq!(said(&ill, 20_000), (false, 0, 0));
+    assert_eq!(said(&well, 29_000), (false, 0, 0));
+    assert_eq!(said(&ill, 30_000), (false, 0, 0), "not for long");
+    assert_eq!(said(&well, 30_001), (false, 0, 0));
+    assert_eq!(said(&well, 31_501), (true, 1, 1), "longer");
+    assert_eq!(said(&well, 32_000), (true, 0, 0));
+    assert_eq!(said(&drains, 33_000), (false, 0, 0));
+    assert_eq!(said(&well, 90_000), (true, 0, 0), "it was there all along");
 }
 
 #[test]
@@ -258,6 +271,15 @@ fn pods_of_the_configuration_get_what_is_found_of_them() {
     assert_eq!(pods[0].health, Health::OUTLIER);
     assert_eq!(pods[0].address.as_deref(), Some("10.0.0.1:80"));
     assert!(pods[1].health.is_healthy());
+    // Its cluster has no host any more, and then another.
+    let without = clusters(&[("vllm-2", &[2])]);
+    let news = poll(&mut keeper, &config, 2, 200, &without);
+    let restarted: Vec<_> = news.restarted.iter().map(|pod| &pod.name).collect();
+    assert_eq!(restarted, ["vllm-1"]);
+    assert_eq!(names(&keeper), ["vllm-2", "vllm-1", "far"]);
+    let back = clusters(&[("vllm-1", &[7])]);
+    let news = poll(&mut keeper, &config, 3, 200, &back);
+    assert_eq!(news.restarted, []);
 }
 
 const SCRAPED: &str =

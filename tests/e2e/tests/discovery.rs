@@ -246,3 +246,55 @@ async fn without_the_admin_cluster_pods_of_the_configuration_serve_and_one_line_
         .collect();
     assert_eq!(lines.len(), 1, "{lines:?}");
 }
+
+/// Beside an Envoy whose filter has only its own requests to go by.
+#[tokio::test]
+async fn a_pod_that_envoy_sees_again_is_tried_earlier() {
+    let mut pods = Stub::three().await;
+    let ports = pods.each_ref().map(Stub::port);
+    let checked = |bootstrap: Bootstrap| {
+        let checked = |name: &str| name == "vllm" || name.ends_with("/only");
+        bootstrap.with_clusters(checked, |cluster| {
+            let check = &mut cluster["health_checks"][0];
+            check["unhealthy_threshold"] = json!(1);
+            for interval in ["interval", "unhealthy_interval", "no_traffic_interval"] {
+                check[interval] = json!("0.2s");
+            }
+        })
+    };
+    let discovers = |b: Bootstrap| checked(b).with_discovery(every_100_ms("vllm-*"));
+    let told = rig::envoy_with(ports, 2, discovers).await;
+    let alone = rig::envoy_with(ports, 2, checked).await;
+    until_found(&told, 3).await;
+    // What would go there fails, at both, before Envoy has checked.
+    let cold: Vec<_> = (0..12)
+        .map(|i| rig::prompt(&format!("cold {i}"), 3000))
+        .collect();
+    pods[0].kill().await;
+    for body in &cold {
+        decide(&told, body).await;
+        decide(&alone, body).await;
+    }
+    for envoy in [&told, &alone] {
+        let unfit = || async { gauge(envoy, "prefix_router_pod_fit").await == 2.0 };
+        envoy.eventually("the pod is ejected", unfit).await;
+    }
+    let unhealthy = || async { gauge(&told, "prefix_router_pod_healthy").await == 2.0 };
+    told.eventually("Envoy has noticed", unhealthy).await;
+    pods[0].revive().await;
+    let mut back = Vec::new();
+    for i in 0.. {
+        assert!(i < 300, "never: {back:?}");
+        for (name, envoy) in [("told", &told), ("alone", &alone)] {
+            let body = rig::prompt(&format!("later {i}"), 3000);
+            if decide(envoy, &body).await.pod == PODS[0] && !back.contains(&name) {
+                back.push(name);
+            }
+        }
+        if back.len() == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(back, ["told", "alone"]);
+}

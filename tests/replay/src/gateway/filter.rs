@@ -12,6 +12,7 @@ use prefix_router::chunk::{ChunkHash, HOME_BYTES};
 use prefix_router::config::{Config, Policy};
 use prefix_router::metrics::Silent;
 use prefix_router::pods::load::{LoadBoard, Ticket};
+use prefix_router::pods::registry::Known;
 use prefix_router::pods::{Member, Members};
 use prefix_router::prompt::Prompt;
 use prefix_router::router::{Credit, Env, Question, Router};
@@ -40,6 +41,8 @@ pub struct Filter {
     /// Index in the pool -> pod of the simulation.
     pods: Vec<usize>,
     open: FxHashMap<usize, Open>,
+    /// Pods that are back, and how many ticks have passed since.
+    back: Vec<(usize, u32)>,
 }
 
 impl Filter {
@@ -54,6 +57,7 @@ impl Filter {
             router,
             pods,
             open: FxHashMap::default(),
+            back: Vec::new(),
             setting,
         }
     }
@@ -194,8 +198,27 @@ impl Gateway for Filter {
         (self.router, self.pods) = router(&self.setting, self.policy, &self.board);
     }
 
+    fn back(&mut self, pod: usize) {
+        self.back.push((pod, 0));
+    }
+
+    /// A health check a second, a look at Envoy's list a second, and what the filter waits for
+    /// Envoy's workers: it is known by the fourth tick.
     fn tick(&mut self, now: Micros) {
-        self.with(now, |this, env| this.router.tick(env));
+        let (seen, unseen) = self.back.drain(..).partition(|(_, ticks)| *ticks >= 3);
+        let seen: Vec<(usize, u32)> = seen;
+        self.back = unseen;
+        self.back.iter_mut().for_each(|(_, ticks)| *ticks += 1);
+        self.with(now, |this, env| {
+            for (pod, _) in seen {
+                let known = Known {
+                    name: format!("vllm-{pod}"),
+                    ..Known::default()
+                };
+                this.router.serves(env, &known, env.now_ms());
+            }
+            this.router.tick(env);
+        });
     }
 
     fn learned_rate(&mut self, now: Micros) -> Option<f64> {
