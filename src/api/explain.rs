@@ -5,14 +5,14 @@
 //! Cost: that of a decision.
 
 use super::call::{Asked, Call};
-use super::string_server::chunks;
 use super::Refusal;
 use crate::config::Config;
 use crate::pods::Member;
 use crate::policy::Reason;
 use crate::prompt::{self, Api, Extent, Prompts};
 use crate::request::following_look;
-use crate::router::{Env, Question, Router};
+use crate::router::{chunks, Env, Question, Router};
+use crate::sticky::ResponseKey;
 use core::fmt::Write as _;
 
 /// A body as the filter sees it: its prompts, if it has any, and the decision's detail.
@@ -21,16 +21,22 @@ type Seen = (Option<Prompts>, Option<&'static str>);
 /// `POST <prefix>/explain`.
 pub fn explain(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<String, Refusal> {
     let config = router.config();
-    let (seen, detail) = match Call::read(body, now)?.asked(config.chunk_bytes)? {
-        Asked::Text(prompts) => (Some(prompts), None),
-        Asked::Request { path, body } => see(config, &path, body),
+    let ((seen, detail), about) = match Call::read(body, now)?.asked(config.chunk_bytes)? {
+        Asked::Text(prompts) => ((Some(prompts), None), None),
+        Asked::Request { path, body } => (
+            see(config, &path, body),
+            ResponseKey::in_path(path.as_ref()),
+        ),
     };
+    let previous = seen
+        .as_ref()
+        .and_then(|seen| seen.previous_response.as_ref());
     let members = router.members(env);
     let question = Question {
         model: seen.as_ref().and_then(|seen| seen.model.as_deref()),
         prompts: seen.as_ref().map_or(&[], |seen| &seen.prompts),
         recomputes: seen.as_ref().is_some_and(|seen| seen.recomputes),
-        ..Question::default()
+        response: previous.map(|id| ResponseKey::of(id)).or(about),
     };
     let choice = router.foresee(env, &members, question);
     let (loads, _) = router.loads(env, &members);
@@ -60,7 +66,10 @@ pub fn explain(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<
     let names = pods.iter().map(|pod| quoted(&members, *pod));
     let names: Vec<String> = names.collect();
     let panic = choice.as_ref().is_some_and(|choice| choice.ranking.panic);
-    let detail = detail.or(panic.then_some("panic"));
+    let detail = match reason {
+        Reason::Sticky => None,
+        _ => detail.or(panic.then_some("panic")),
+    };
     let detail = detail.map_or("null".into(), |detail| ["\"", detail, "\""].concat());
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -69,7 +78,7 @@ pub fn explain(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<
         "{{\"identity\":{identity},\"prompts\":{},\"chunks\":{},\"matched\":{matched},\
          \"costs\":{costs},\"ranking\":[{}],\"reason\":\"{}\",\"detail\":{detail}}}",
         prompts.len(),
-        seen.as_ref().map_or(0, chunks),
+        chunks(prompts),
         names.join(","),
         reason.as_str(),
     );

@@ -8,8 +8,7 @@ use super::call::{Call, Id};
 use super::Refusal;
 use crate::chunk::ChunkHash;
 use crate::pods::Member;
-use crate::prompt::Prompts;
-use crate::router::{Env, Router};
+use crate::router::{chunks, Env, Router, MAX_PROMPTS};
 use core::fmt::Write as _;
 
 /// `POST <prefix>/query`.
@@ -36,7 +35,7 @@ pub fn query(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<St
     let _ = write!(
         out,
         ",\"matched_chunks\":{most},\"chunks\":{},\"scores\":{{",
-        chunks(&prompts)
+        chunks(&prompts.prompts)
     );
     let mut comma = "";
     for (at, (id, score)) in ids.iter().zip(&scores).enumerate() {
@@ -68,8 +67,8 @@ pub fn notify(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<S
     let mut evicted = 0u32;
     if fills_cache {
         let chains = prompts.prompts.iter().map(|prompt| &prompt.chunks);
-        let chains: Vec<Vec<ChunkHash>> =
-            chains.filter(|chain| !chain.is_empty()).cloned().collect();
+        let chains = chains.filter(|chain| !chain.is_empty());
+        let chains: Vec<Vec<ChunkHash>> = chains.take(MAX_PROMPTS).cloned().collect();
         let notified = router.notify(env, &members, pod, &chains, Vec::new());
         for done in notified.unwrap_or_default() {
             evicted = evicted.saturating_add(done.evicted);
@@ -90,10 +89,4 @@ pub fn notify(router: &Router, env: &Env<'_>, body: &[u8], now: f64) -> Result<S
 fn named(members: &[Member], id: &Id<'_>) -> Option<usize> {
     let mut names = members.iter().map(|member| member.pod.name.as_bytes());
     names.position(|name| name == id.name)
-}
-
-/// Whole chunks of all prompts.
-pub fn chunks(prompts: &Prompts) -> u32 {
-    let lengths = prompts.prompts.iter().map(|prompt| prompt.chunks.len());
-    u32::try_from(lengths.fold(0usize, usize::saturating_add)).unwrap_or(u32::MAX)
 }

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::metrics::Silent;
 use crate::pods::load::LoadBoard;
 use crate::router::{Env, Router};
+use crate::sticky::ResponseKey;
 use crate::store::MemoryStore;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -322,6 +323,49 @@ fn bodies_that_wait_share_a_bound() {
     assert_eq!(push(&mut again, &piece), None);
     let response = again.end(&server.router, &server.env(), NOW);
     assert_eq!(response.unwrap().status, 400, "the others are gone");
+}
+
+#[test]
+fn explain_knows_who_made_a_response() {
+    let server = Server::new(json!({}));
+    let about = ResponseKey::of(b"resp_1");
+    let members = server.router.members(&server.env());
+    server.router.made(&server.env(), about, &members[2]);
+    let before = server.written();
+    let body = json!({"model": "m", "input": "x".repeat(64), "previous_response_id": "resp_1"});
+    for (path, body) in [
+        ("/v1/responses", body),
+        ("/v1/responses/resp_1", Value::Null),
+    ] {
+        let call = json!({"request": {"path": path, "body": body}});
+        let answer = server.ok("explain", call);
+        assert_eq!(answer["reason"], "sticky", "{path}: {answer}");
+        assert_eq!(answer["detail"], Value::Null, "{path}");
+        assert_eq!(answer["ranking"][0], "1", "{path}");
+    }
+    assert_eq!(server.written(), before);
+}
+
+#[test]
+fn of_very_many_prompts_the_first_are_looked_up_stored_and_counted() {
+    let server = Server::new(json!({"capacity_chunks": 4096, "max_capacity_chunks": 4096}));
+    let prompts: Vec<_> = (0..300)
+        .map(|i| format!("{i:04}{}", "x".repeat(60)))
+        .collect();
+    let request = json!({"path": "/v1/completions", "body": {"model": "m", "prompt": prompts}});
+    let mut notify = json!({"request": request, "server_id": "a"});
+    let chunks = json!(256 * 4);
+    let answer = server.ok("notify", notify.clone());
+    assert_eq!(answer["stored_chunks"], chunks);
+    notify["server_ids"] = json!(["a"]);
+    let answer = server.ok("query", notify);
+    assert_eq!(
+        (&answer["matched_chunks"], &answer["chunks"]),
+        (&chunks, &chunks)
+    );
+    let last = json!({"model": "m", "prompt": prompts[299]});
+    let query = json!({"request": {"path": "/v1/completions", "body": last}, "server_ids": ["a"]});
+    assert_eq!(server.ok("query", query)["matched_chunks"], 0);
 }
 
 #[test]

@@ -257,12 +257,14 @@ impl Decided {
         let share = |chunks| router.share(self.bytes, chunks);
         let matched = share(self.matched_on(self.counted_on).into());
         if let Some(usage) = told {
-            let predicted = matched * usage.prompt as f64;
             env.meter.count(Metric::PromptTokens, usage.prompt);
-            env.meter
-                .count(Metric::PredictedCachedTokens, predicted as u64);
-            let reported = usage.cached.unwrap_or(0);
-            env.meter.count(Metric::ReportedCachedTokens, reported);
+            // A pod that does not tell what it found cannot be compared.
+            if let Some(reported) = usage.cached {
+                let predicted = matched * usage.prompt as f64;
+                env.meter
+                    .count(Metric::PredictedCachedTokens, predicted as u64);
+                env.meter.count(Metric::ReportedCachedTokens, reported);
+            }
         }
         let tokens = told.map_or(router.uncached(self.bytes, 0), |usage| usage.prompt as f64);
         router.saved(env, (matched - share(self.mean_matched)) * tokens);

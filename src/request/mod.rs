@@ -15,7 +15,7 @@ use crate::destination;
 use crate::metrics::Metric;
 use crate::policy::{Ranking, Reason};
 use crate::prompt::{self, Api, Extent, Prompts};
-use crate::router::{Credit, Env, Question, Router};
+use crate::router::{chunks, Credit, Env, Question, Router, MAX_PROMPTS};
 use crate::sticky::{ResponseKey, Sniffer, SNIFFED_BYTES};
 use crate::usage::KEPT_BYTES;
 use body::Body;
@@ -231,7 +231,9 @@ impl Request {
                 if unnamed && most < config.hold_bytes && forced.is_none() {
                     return None;
                 }
-                let detail = forced.or(unnamed.then_some("no_model"));
+                // Of a first part, the prompt may be yet to come.
+                let none = prompts.prompts.is_empty().then_some("no_prompt_field");
+                let detail = forced.or(none).or(unnamed.then_some("no_model"));
                 Some(self.go_with_prompts(router, env, api, prompts, detail))
             }
         }
@@ -317,9 +319,7 @@ impl Request {
         };
         let members = router.members(env);
         let choice = router.choose(env, &members, question);
-        let chunks = prompts.iter().fold(0u32, |sum, prompt| {
-            sum.saturating_add(u32::try_from(prompt.chunks.len()).unwrap_or(u32::MAX))
-        });
+        let chunks = chunks(&prompts);
         let mut decided = Decided::new(members, chunks, detail);
         let Some(choice) = choice else {
             return self.go(router, env, None, decided);
@@ -329,7 +329,8 @@ impl Request {
         if api.fills_cache() {
             decided.bytes = choice.bytes;
             let chains = prompts.into_iter().map(|prompt| prompt.chunks);
-            decided.chains = chains.filter(|chain| !chain.is_empty()).collect();
+            let chains = chains.filter(|chain| !chain.is_empty());
+            decided.chains = chains.take(MAX_PROMPTS).collect();
             if router.config().mode == Mode::Route {
                 if let Some(best) = choice.ranking.pods.first() {
                     decided.credit = router.credit(

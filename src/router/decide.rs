@@ -6,6 +6,19 @@
 
 use super::*;
 
+/// Those prompts of a body that are looked up and stored: a text shorter than a chunk has nothing to
+/// look up.
+fn of_use(prompts: &[Prompt]) -> impl Iterator<Item = &Prompt> {
+    let of_use = prompts.iter().filter(|prompt| !prompt.chunks.is_empty());
+    of_use.take(MAX_PROMPTS)
+}
+
+/// Whole chunks of the prompts of a body that are looked up.
+pub fn chunks(prompts: &[Prompt]) -> u32 {
+    let lengths = of_use(prompts).map(|prompt| prompt.chunks.len());
+    u32::try_from(lengths.fold(0usize, usize::saturating_add)).unwrap_or(u32::MAX)
+}
+
 impl Router {
     /// Leading chunks that each pod holds, summed over the prompts, and the look-ups of the first.
     pub fn matched(
@@ -17,9 +30,7 @@ impl Router {
         let slots: Vec<Slot> = members.iter().filter_map(|member| member.slot).collect();
         let mut matched = vec![0u32; members.len()];
         let mut queries = Vec::new();
-        // A text shorter than a chunk has nothing to look up.
-        let of_use = prompts.iter().filter(|prompt| !prompt.chunks.is_empty());
-        for prompt in of_use.take(MAX_PROMPTS) {
+        for prompt in of_use(prompts) {
             let query = self.table.query(env.store, &prompt.chunks, &slots);
             let sums = matched
                 .iter_mut()
@@ -82,7 +93,10 @@ impl Router {
             .map_or_else(|| self.next_turn(for_good), |prompt| prompt.home);
         let now_ms = env.now_ms();
         let book = self.standings.read(env.store);
-        let maker = response.and_then(|key| self.responses.find(env.store, key, now_ms));
+        let maker = response.and_then(|key| match for_good {
+            true => self.responses.find(env.store, key, now_ms),
+            false => self.responses.peek(env.store, key, now_ms),
+        });
         let rank = |probes: bool| {
             let able = self.candidates(members, model, |pod, member| Candidate {
                 pod,

@@ -21,6 +21,7 @@ use crate::sticky::{ResponseKey, Responses};
 use crate::store::SharedStore;
 use crate::table::{Notified, PodKey, Query, Receipt, Slot, Table};
 use core::cell::{Cell, RefCell};
+pub use decide::chunks;
 use std::rc::Rc;
 
 /// The world of one event: shared data, metrics and the time.
@@ -69,7 +70,7 @@ impl<'a> Env<'a> {
 /// may name 10⁵ prompts, and those after the first few are looked up again.
 const KEPT_QUERIES: usize = 16;
 /// Prompts of one body that are looked up and stored; more are routed along with them.
-const MAX_PROMPTS: usize = 256;
+pub const MAX_PROMPTS: usize = 256;
 /// Bytes of a prompt stream that make a token, as a rule of thumb.
 const BYTES_PER_TOKEN: f64 = 4.0;
 
@@ -349,6 +350,7 @@ impl Router {
         let mut queries = queries.into_iter();
         let notified: Vec<Notified> = chains
             .iter()
+            .take(MAX_PROMPTS)
             .map(|chain| {
                 let query = queries
                     .next()

@@ -74,6 +74,23 @@ impl Responses {
         self.renew(store, response, None, now_ms)
     }
 
+    /// The same, for who only wants to know.
+    pub fn peek(
+        &self,
+        store: &dyn SharedStore,
+        response: ResponseKey,
+        now_ms: u64,
+    ) -> Option<PodKey> {
+        let page = store.get(&self.key(response))?;
+        let mut live = entries(&page.bytes).into_iter();
+        let found = live.find(|[id, _, until]| *id == response.0 && *until > now_ms);
+        found.map(|[_, pod, _]| PodKey(pod))
+    }
+
+    fn key(&self, response: ResponseKey) -> String {
+        format!("{}{}", self.prefix, response.0 % PAGES)
+    }
+
     /// A pod has made a response.
     pub fn made(&self, store: &dyn SharedStore, response: ResponseKey, pod: PodKey, now_ms: u64) {
         self.renew(store, response, Some(pod), now_ms);
@@ -87,7 +104,7 @@ impl Responses {
         pod: Option<PodKey>,
         now_ms: u64,
     ) -> Option<PodKey> {
-        let key = format!("{}{}", self.prefix, response.0 % PAGES);
+        let key = self.key(response);
         let mut found = None;
         for _ in 0..RETRIES {
             let (mut entries, expect) = match store.get(&key) {

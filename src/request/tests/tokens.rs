@@ -46,6 +46,21 @@ fn prediction_and_truth_stand_beside_each_other() {
     assert!((490..=500).contains(&saved), "{saved}");
 }
 
+/// Some endpoints of a pod may tell what they found in the cache while others do not.
+#[test]
+fn who_does_not_tell_what_was_cached_is_not_compared() {
+    let world = World::new("");
+    let prompt = "p".repeat(4000);
+    for usage in [
+        r#"{"usage":{"prompt_tokens":1000}}"#,
+        r#"{"usage":{"prompt_tokens":1000,"prompt_tokens_details":null}}"#,
+    ] {
+        world.asked(&prompt, 200, A, &[usage]);
+        let [asked, predicted, reported, _] = world.asked(&prompt, 200, A, &[usage]);
+        assert_eq!((asked, predicted, reported), (1000, 0, 0));
+    }
+}
+
 #[test]
 fn what_a_bad_choice_costs_is_taken_off_the_next() {
     let world = World::new("");
