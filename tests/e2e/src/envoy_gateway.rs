@@ -46,6 +46,7 @@ pub fn assemble(documents: &[Value], options: &Options, pods: &[u16]) -> Bootstr
             "route": {
                 "cluster": cluster_name,
                 "timeout": backend["timeout"]["http"]["requestTimeout"],
+                "idle_timeout": backend["timeout"]["http"]["streamIdleTimeout"],
                 "retry_policy": {
                     "retry_on": triggers.join(","), "num_retries": backend["retry"]["numRetries"],
                 },

@@ -38,6 +38,7 @@ pub fn assemble(documents: &[Value], proxy: &Proxy, options: &Options) -> Assemb
     let mut bootstrap = plane::bootstrap(listener, clusters, options);
     let mut extensions = vec![];
     for filter in of_kind(documents, "EnvoyFilter") {
+        selects(filter, proxy);
         for patch in list(&filter["spec"]["configPatches"]) {
             apply(patch, proxy, &mut bootstrap, &mut extensions);
         }
@@ -48,6 +49,40 @@ pub fn assemble(documents: &[Value], proxy: &Proxy, options: &Options) -> Assemb
         bootstrap: plane::finished(bootstrap),
         _files: files,
     }
+}
+
+/// Where the proxies of the manifests are, and their labels.
+fn place(proxy: &Proxy) -> (&'static str, Value) {
+    match proxy.context {
+        "GATEWAY" => ("istio-system", json!({ "istio": "ingressgateway" })),
+        _ => ("chat", json!({ "app": "chat" })),
+    }
+}
+
+/// An EnvoyFilter counts in its own namespace, for the proxies with its labels.
+fn selects(filter: &Value, proxy: &Proxy) {
+    let (namespace, labels) = place(proxy);
+    assert_eq!(filter["metadata"]["namespace"], namespace, "{filter}");
+    let selected = &filter["spec"]["workloadSelector"]["labels"];
+    assert_eq!(*selected, labels, "{filter}");
+}
+
+/// The routes of a VirtualService for a host are a gateway's when one of its Gateways is, and has
+/// that host.
+fn on_gateway(documents: &[Value], service: &Value, host: &str, proxy: &Proxy) -> bool {
+    let named = |gateway: &Value| {
+        let own = |name: &Value| gateway["metadata"]["name"] == *name;
+        list(&service["spec"]["gateways"]).iter().any(own)
+            && gateway["metadata"]["namespace"] == service["metadata"]["namespace"]
+    };
+    let gateways = of_kind(documents, "Gateway");
+    gateways.into_iter().filter(|g| named(g)).any(|gateway| {
+        let servers = list(&gateway["spec"]["servers"]);
+        gateway["spec"]["selector"] == place(proxy).1
+            && servers.iter().any(|server| {
+                server["port"]["number"] == 80 && list(&server["hosts"]).iter().any(|h| h == host)
+            })
+    })
 }
 
 fn outbound(subset: &str, host: &str) -> String {
@@ -63,6 +98,12 @@ fn virtual_hosts(documents: &[Value], proxy: &Proxy) -> Vec<Value> {
     let mut all = vec![];
     for service in of_kind(documents, "VirtualService") {
         for host in list(&service["spec"]["hosts"]) {
+            if proxy.context == "SIDECAR_OUTBOUND" {
+                // Those of a gateway do not count in a mesh.
+                continue;
+            }
+            let served = on_gateway(documents, service, text(host), proxy);
+            assert!(served, "no Gateway has {host}");
             let rules = list(&service["spec"]["http"]).iter();
             let routes = rules.filter(|rule| match &rule["match"] {
                 Value::Null => true,
@@ -155,7 +196,7 @@ fn outlier_detection(given: &Value) -> Value {
         "enforcing_consecutive_local_origin_failure": 100,
         "enforcing_local_origin_success_rate": 0,
         "consecutive_5xx": given["consecutive5xxErrors"],
-        "enforcing_consecutive_5xx": 0,
+        "enforcing_consecutive_5xx": 100,
         "enforcing_success_rate": 0,
         "interval": given["interval"],
         "base_ejection_time": given["baseEjectionTime"],

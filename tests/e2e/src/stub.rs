@@ -109,6 +109,9 @@ impl Stub {
         if let Some(server) = self.server.take() {
             server.abort();
             let _ = server.await;
+            // Envoy reads that its connections are closed: what it sends on one before it has done
+            // so is not sent again, by design.
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Programs that are not the project's own: a test that needs one is skipped where it is absent.
 
+use crate::manifest;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -9,7 +10,7 @@ pub fn find(test: &str, program: &str) -> Option<PathBuf> {
     let mut found = std::env::split_paths(&path).map(|dir| dir.join(program));
     let found = found.find(|path| path.is_file());
     if found.is_none() {
-        eprintln!("skipped: {test} (no {program})");
+        manifest::skipped(test, &format!("no {program}"));
     }
     found
 }

@@ -49,14 +49,17 @@ async fn every_bootstrap_serves() {
     let ports = pods.each_ref().map(Stub::port);
     // Those in envoy/ itself are what all other tests run.
     let tested = root().join("envoy");
+    let mut seen = 0;
     for file in files().iter().filter(|f| f.parent() != Some(&tested)) {
         for bootstrap in bootstraps(&documents(&read(file))) {
             let options = Options::new(2);
             let relocated = manifest::relocated(&bootstrap, &options, ports);
             let what = file.display().to_string();
             manifest::serves(&relocated, options, &pods, &what).await;
+            seen += 1;
         }
     }
+    assert!(seen >= 2, "{seen} bootstraps");
 }
 
 /// A retry goes to another pod: without this the pool, which has the dead pod too, may name it again.

@@ -7,7 +7,7 @@ use e2e::client::{full, request, Version};
 use e2e::control_plane::the;
 use e2e::envoy::{Envoy, Options};
 use e2e::istio::{self, Proxy};
-use e2e::manifest::{accepted, carries, documents, files, read};
+use e2e::manifest::{accepted, bootstraps, carries, documents, files, read};
 use e2e::stub::Stub;
 use e2e::{envoy_gateway, rig};
 use http::Method;
@@ -81,7 +81,7 @@ async fn istio_gateway_with_a_fetched_module() {
 
 #[tokio::test]
 async fn istio_sidecar() {
-    let names = ["vllm.yaml", "sidecar.yaml", "labels.yaml"];
+    let names = ["vllm.yaml", "sidecar.yaml"];
     istio("SIDECAR_OUTBOUND", &names, SERVICE, 3).await;
 }
 
@@ -140,9 +140,21 @@ async fn envoy_gateway() {
 fn labels_are_those_of_the_shipped_bootstrap() {
     let tags = |document: &Value| document["stats_config"]["stats_tags"].clone();
     let shipped = &documents(&read(&root().join("envoy/envoy.yaml")))[0];
-    let istio = from("istio", &["labels.yaml"]);
-    let istio = &istio[0]["spec"]["configPatches"][0]["patch"]["value"];
-    assert_eq!(tags(istio), tags(shipped));
+    let mut seen = 0;
+    for patches in from("istio", &["labels.yaml", "sidecar.yaml"]) {
+        for patch in patches["spec"]["configPatches"].as_array().expect("a list") {
+            if patch["applyTo"] == "BOOTSTRAP" {
+                assert_eq!(tags(&patch["patch"]["value"]), tags(shipped));
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 2);
+    for file in files() {
+        for bootstrap in bootstraps(&documents(&read(&file))) {
+            assert_eq!(tags(&bootstrap), tags(shipped), "{}", file.display());
+        }
+    }
     let gateway = from("envoy-gateway", &["gateway.yaml"]);
     let value = the(&gateway, "EnvoyProxy")["spec"]["bootstrap"]["value"].as_str();
     assert_eq!(tags(&documents(value.expect("text"))[0]), tags(shipped));
