@@ -149,6 +149,8 @@ impl Asker {
             changed,
             list_changed,
             restarted,
+            serving,
+            seen_ms,
             failed_poll,
             line,
         } = news;
@@ -157,6 +159,9 @@ impl Asker {
         }
         if list_changed {
             router.seat(&env, keeper.registry());
+        }
+        for pod in &serving {
+            router.serves(&env, pod, seen_ms);
         }
         if changed {
             keeper.save(env.store);

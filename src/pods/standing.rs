@@ -34,6 +34,8 @@ struct Entry {
     until_ms: u64,
     /// Failed attempts in a row; 0: it is not ejected but new.
     failures: u32,
+    /// Trials that evidence brought forward since it last answered one.
+    hastened: u8,
     probing: bool,
     forgotten: bool,
 }
@@ -126,10 +128,26 @@ impl Standings {
                 return None;
             }
             entry.failures = entry.failures.saturating_add(1);
-            let doublings = entry.failures.saturating_sub(1).min(8);
-            let time = FIRST_MS.checked_shl(doublings).unwrap_or(LONGEST_MS);
-            entry.until_ms = now_ms.saturating_add(time.min(LONGEST_MS));
+            entry.until_ms = now_ms.saturating_add(period_ms(entry.failures));
             entry.probing = false;
+            Some(())
+        });
+    }
+
+    /// The pod serves, as was seen after `seen_ms`: if it failed before that, it may be tried now.
+    pub fn serves(&self, store: &dyn SharedStore, pod: PodKey, seen_ms: u64, now_ms: u64) {
+        self.update(store, |entries| {
+            let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
+            if entry.probing || now_ms >= entry.until_ms {
+                return None;
+            }
+            let failed_ms = entry.until_ms.saturating_sub(period_ms(entry.failures));
+            let earliest_ms = failed_ms.saturating_add(period_ms(entry.hastened.into()));
+            if seen_ms <= failed_ms || now_ms < earliest_ms {
+                return None;
+            }
+            entry.until_ms = now_ms;
+            entry.hastened = entry.hastened.saturating_add(1);
             Some(())
         });
     }
@@ -180,9 +198,11 @@ impl Standings {
         self.update(store, |entries| {
             let entry = find_or_add(entries, pod, now_ms)?;
             if entry.failures > 0 {
-                return None;
+                // It comes back as a new one.
+                entry.forgotten = true;
+            } else {
+                *entry = new_pod(pod, now_ms);
             }
-            *entry = new_pod(pod, now_ms);
             Some(())
         });
     }
@@ -230,12 +250,19 @@ impl Standings {
     }
 }
 
+/// How long the last of so many ejections in a row lasts.
+fn period_ms(count: u32) -> u64 {
+    let doublings = count.checked_sub(1);
+    doublings.map_or(0, |n| (FIRST_MS << n.min(8)).min(LONGEST_MS))
+}
+
 fn new_pod(pod: PodKey, now_ms: u64) -> Entry {
     Entry {
         pod,
         since_ms: now_ms,
         until_ms: 0,
         failures: 0,
+        hastened: 0,
         probing: false,
         forgotten: false,
     }
@@ -257,7 +284,8 @@ impl Entry {
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let flags = u64::from(self.failures)
             | u64::from(self.probing) << 32
-            | u64::from(self.forgotten) << 33;
+            | u64::from(self.forgotten) << 33
+            | u64::from(self.hastened) << 40;
         let mut bytes = [0; ENTRY_BYTES];
         let words = [self.pod.0, self.since_ms, self.until_ms, flags];
         for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -277,6 +305,7 @@ impl Entry {
             since_ms,
             until_ms,
             failures: flags as u32,
+            hastened: (flags >> 40) as u8,
             probing: flags & (1 << 32) != 0,
             forgotten: flags & (1 << 33) != 0,
         }
@@ -328,6 +357,84 @@ mod tests {
             assert!(standings.claim_probe(&store, POD, now));
         }
         assert_eq!(times, [5, 10, 20, 40, 60, 60]);
+    }
+
+    #[test]
+    fn evidence_from_after_the_failure_brings_one_trial_forward() {
+        let (store, standings) = pool();
+        standings.serves(&store, POD, 500, 900);
+        assert!(standings.read(&store).is_empty(), "nothing is unusual");
+        standings.failed(&store, POD, 1000);
+        let standing = |now| standings.read(&store).standing(POD, now);
+        standings.serves(&store, POD, 1000, 1400);
+        assert_eq!(standing(1400), Standing::Unfit, "asked before it failed");
+        standings.serves(&store, POD, 1001, 1400);
+        assert_eq!(standing(1400), Standing::Probe);
+        assert!(standings.claim_probe(&store, POD, 1500));
+        standings.serves(&store, POD, 1600, 1700);
+        assert_eq!(standing(1700), Standing::Unfit, "one at a time");
+        standings.failed(&store, POD, 2000);
+        standings.serves(&store, POD, 6000, 6999);
+        assert_eq!(standing(6999), Standing::Unfit, "it deceived");
+        assert_eq!(standing(11_999), Standing::Unfit, "doubled");
+        standings.serves(&store, POD, 6000, 7000);
+        assert_eq!(standing(7000), Standing::Probe);
+        assert!(!standings.answered(&store, POD, 8000));
+        standings.failed(&store, POD, 9000);
+        standings.serves(&store, POD, 9500, 9600);
+        assert_eq!(standing(9600), Standing::Probe, "an answer is a new start");
+    }
+
+    /// When a pod is tried that fails each trial, and of which there is evidence once a second
+    /// from `from_s` on.
+    fn trials(from_s: u64) -> Vec<u64> {
+        let (store, standings) = pool();
+        let (mut times, mut writes) = (vec![], 0);
+        for second in 0..600 {
+            let now = second * 1000;
+            if second > from_s {
+                let before = store.get(&standings.key).unwrap().version;
+                standings.serves(&store, POD, now - 1, now);
+                writes += u64::from(store.get(&standings.key).unwrap().version != before);
+            }
+            let first = second == 0;
+            if first || standings.claim_probe(&store, POD, now) {
+                standings.failed(&store, POD, now);
+                times.push(second);
+            }
+        }
+        assert!(writes <= 5, "{writes}");
+        times
+    }
+
+    #[test]
+    fn a_pod_that_answers_all_but_requests_gets_few_trials_early() {
+        let without = trials(600);
+        assert_eq!(without[..6], [0, 5, 15, 35, 75, 135]);
+        let with = trials(0);
+        assert_eq!(with[..7], [0, 1, 6, 16, 36, 76, 136]);
+        assert!(with.len() <= without.len() + 1, "{with:?}");
+        assert_eq!(trials(80)[..9], [0, 5, 15, 35, 75, 81, 86, 96, 116]);
+    }
+
+    #[test]
+    fn evidence_hides_no_restart() {
+        let (store, standings) = pool();
+        standings.failed(&store, POD, 0);
+        standings.serves(&store, POD, GONE_MS, GONE_MS + 1);
+        assert_eq!(
+            standings.read(&store).gone(GONE_MS + 1).next(),
+            Some(POD),
+            "still to be forgotten"
+        );
+        assert!(standings.answered(&store, POD, GONE_MS + 2));
+        // Known to have restarted while it was ejected: it is new when it comes back.
+        standings.failed(&store, POD, 100_000);
+        standings.arrived(&store, POD, 101_000);
+        standings.serves(&store, POD, 100_500, 101_000);
+        assert!(standings.claim_probe(&store, POD, 101_000));
+        assert!(!standings.answered(&store, POD, 102_000));
+        assert_eq!(standings.read(&store).cold_share(POD, 102_000), 0.0);
     }
 
     #[test]

@@ -42,6 +42,14 @@ impl Router {
         }
     }
 
+    /// The pod serves, as was seen after `seen_ms`: if it is ejected, it may be tried again.
+    pub fn serves(&self, env: &Env<'_>, pod: &Known, seen_ms: u64) {
+        if let Some(member) = find(&self.members(env), pod) {
+            self.standings
+                .serves(env.store, member.key, seen_ms, env.now_ms());
+        }
+    }
+
     /// Requests of this gateway in flight on a pod.
     pub fn running_on(&self, env: &Env<'_>, pod: &Known) -> u32 {
         let members = self.members(env);

@@ -1,3 +1,4 @@
+use super::visit::ENDPOINT_HEADER;
 use super::*;
 use crate::pods::health::Health;
 use crate::pods::lease::LEASE_MS;
@@ -124,6 +125,7 @@ fn pods_come_go_and_come_back_as_new() {
         same,
         News {
             changed: true,
+            seen_ms: 5,
             ..News::default()
         }
     );
@@ -258,6 +260,72 @@ fn pods_of_the_configuration_get_what_is_found_of_them() {
     assert_eq!(pods[0].health, Health::OUTLIER);
     assert_eq!(pods[0].address.as_deref(), Some("10.0.0.1:80"));
     assert!(pods[1].health.is_healthy());
+}
+
+#[test]
+fn a_pod_that_was_found_ill_and_is_no_more_serves() {
+    let (store, config) = (MemoryStore::default(), config(ONE));
+    let mut keeper = keeper(1);
+    assert!(keeper.hold(&store, &config, 0));
+    let well = clusters(&[("vllm", &[1])]);
+    let with = |health: &str| {
+        well.replace(
+            "\"address\": {\"socket",
+            &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
+        )
+    };
+    let checked = with(r#""failed_active_health_check": true"#);
+    let told = with(r#""eds_health_status": "UNHEALTHY""#);
+    let ejected = with(r#""failed_outlier_check": true"#);
+    let drains = with(r#""eds_health_status": "DRAINING""#);
+    let gone = clusters(&[("vllm", &[])]);
+    let mut serves = |body: &str, now| {
+        let news = poll(&mut keeper, &config, now, 200, body);
+        (news.serving.len(), news.seen_ms)
+    };
+    assert_eq!(serves(&well, 1000), (1, 0), "since ever: proves nothing");
+    assert_eq!(serves(&well, 2000).0, 0, "nothing new");
+    for (ill, expected) in [
+        (checked, 1),
+        (told, 1),
+        (gone, 1),
+        (ejected, 0),
+        (drains, 0),
+    ] {
+        assert_eq!(serves(&ill, 3000).0, 0);
+        assert_eq!(serves(&ill, 4000).0, 0);
+        assert_eq!(serves(&well, 5000), (expected, 4000), "{ill}");
+        assert_eq!(serves(&well, 6000).0, 0, "told once");
+    }
+}
+
+#[test]
+fn a_good_answer_says_when_it_was_asked_for() {
+    let config = config(r#""pods": [{"name": "a"}], "metrics_scrape": {}"#);
+    let mut keeper = keeper_of(&config);
+    assert_eq!(keeper.calls(&config, 100).len(), 2);
+    let mut ask = |question: fn(String) -> Question, answer| {
+        let news = keeper.answer(&config, question("a".into()), answer, &|| 700, &|_| 0);
+        (news.serving.len(), news.seen_ms)
+    };
+    let models: &[u8] = br#"{"data": [{"id": "m"}]}"#;
+    let good = (1, 100);
+    assert_eq!(
+        ask(Question::Metrics, Answer::Some(200, SCRAPED.as_bytes())),
+        good
+    );
+    assert_eq!(ask(Question::Models, Answer::Some(200, models)), good);
+    for answer in [
+        Answer::None,
+        Answer::NoCluster,
+        Answer::TooLong,
+        Answer::Some(503, models),
+        Answer::Some(503, SCRAPED.as_bytes()),
+        Answer::Some(200, b"<html>"),
+    ] {
+        assert_eq!(ask(Question::Metrics, answer).0, 0);
+        assert_eq!(ask(Question::Models, answer).0, 0);
+    }
 }
 
 const SCRAPED: &str =
