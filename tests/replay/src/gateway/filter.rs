@@ -4,6 +4,7 @@
 //! Owns one Envoy with one worker: shared data, router, load board, and the requests under way. A
 //! prefix block is a chunk; its hash stands for the prefix, as the real ones do.
 
+use super::scraper::Scraper;
 use super::{Gateway, Setting};
 use crate::pod::Pod;
 use crate::workload::Request;
@@ -37,6 +38,7 @@ pub struct Filter {
     store: MemoryStore,
     board: Rc<LoadBoard>,
     router: Router,
+    scraper: Scraper,
     /// Index in the pool -> pod of the simulation.
     pods: Vec<usize>,
     open: FxHashMap<usize, Open>,
@@ -52,6 +54,7 @@ impl Filter {
             store: MemoryStore::default(),
             board,
             router,
+            scraper: Scraper::new(setting.seed | 1),
             pods,
             open: FxHashMap::default(),
             setting,
@@ -69,16 +72,20 @@ impl Filter {
     }
 }
 
+pub(super) fn name(pod: usize) -> String {
+    format!("vllm-{pod}")
+}
+
 /// The router of the pods that are members now, and which pods they are.
 fn router(setting: &Setting, policy: Policy, board: &Rc<LoadBoard>) -> (Router, Vec<usize>) {
     let members = setting.members.iter().enumerate();
     let pods: Vec<usize> = members.filter(|(_, m)| **m).map(|(pod, _)| pod).collect();
     let names: Vec<String> = pods
         .iter()
-        .map(|pod| format!(r#"{{"name": "vllm-{pod}"}}"#))
+        .map(|pod| format!(r#"{{"name": "{}"}}"#, name(*pod)))
         .collect();
     let text = format!(
-        r#"{{"pods": [{}], "chunk_bytes": {}, "capacity_chunks": {}, "match_bytes": 16777216, "hold_bytes": 16777216}}"#,
+        r#"{{"pods": [{}], "metrics_scrape": {{}}, "chunk_bytes": {}, "capacity_chunks": {}, "match_bytes": 16777216, "hold_bytes": 16777216}}"#,
         names.join(","),
         setting.block_tokens as usize * BYTES_PER_TOKEN,
         setting.capacity,
@@ -192,10 +199,14 @@ impl Gateway for Filter {
         self.setting.members[pod] = true;
         // A new configuration over the same shared data, as Envoy would start it.
         (self.router, self.pods) = router(&self.setting, self.policy, &self.board);
+        self.scraper = Scraper::new(self.setting.seed | 1);
     }
 
-    fn tick(&mut self, now: Micros) {
-        self.with(now, |this, env| this.router.tick(env));
+    fn tick(&mut self, now: Micros, pods: &[Pod]) {
+        self.with(now, |this, env| {
+            this.router.tick(env);
+            this.scraper.tick(&this.router, env, &this.pods, pods);
+        });
     }
 
     fn learned_rate(&mut self, now: Micros) -> Option<f64> {
