@@ -18,6 +18,9 @@ const FIRST_MS: u64 = 5_000;
 const LONGEST_MS: u64 = 60_000;
 /// How long a trial may be without a result before there is another.
 const PROBE_MS: u64 = 5_000;
+/// Between evidence and the trial: Envoy's own checks shall have seen the pod too by then, or the
+/// trial is sent elsewhere.
+const GRACE_MS: u64 = 1_500;
 /// Age of an entry that is of no use to any configuration.
 const STALE_MS: u64 = 600_000;
 const MAX_ENTRIES: usize = 256;
@@ -134,11 +137,12 @@ impl Standings {
         });
     }
 
-    /// The pod serves, as was seen after `seen_ms`: if it failed before that, it may be tried now.
+    /// The pod serves, as was seen after `seen_ms`: if it failed before that, it may be tried soon.
     pub fn serves(&self, store: &dyn SharedStore, pod: PodKey, seen_ms: u64, now_ms: u64) {
         self.update(store, |entries| {
             let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
-            if entry.probing || now_ms >= entry.until_ms {
+            let tried_ms = now_ms.saturating_add(GRACE_MS);
+            if entry.probing || tried_ms >= entry.until_ms {
                 return None;
             }
             let failed_ms = entry.until_ms.saturating_sub(period_ms(entry.failures));
@@ -146,7 +150,7 @@ impl Standings {
             if seen_ms <= failed_ms || now_ms < earliest_ms {
                 return None;
             }
-            entry.until_ms = now_ms;
+            entry.until_ms = tried_ms;
             entry.hastened = entry.hastened.saturating_add(1);
             Some(())
         });
@@ -369,20 +373,21 @@ mod tests {
         standings.serves(&store, POD, 1000, 1400);
         assert_eq!(standing(1400), Standing::Unfit, "asked before it failed");
         standings.serves(&store, POD, 1001, 1400);
-        assert_eq!(standing(1400), Standing::Probe);
-        assert!(standings.claim_probe(&store, POD, 1500));
-        standings.serves(&store, POD, 1600, 1700);
-        assert_eq!(standing(1700), Standing::Unfit, "one at a time");
-        standings.failed(&store, POD, 2000);
-        standings.serves(&store, POD, 6000, 6999);
-        assert_eq!(standing(6999), Standing::Unfit, "it deceived");
-        assert_eq!(standing(11_999), Standing::Unfit, "doubled");
-        standings.serves(&store, POD, 6000, 7000);
-        assert_eq!(standing(7000), Standing::Probe);
-        assert!(!standings.answered(&store, POD, 8000));
-        standings.failed(&store, POD, 9000);
-        standings.serves(&store, POD, 9500, 9600);
-        assert_eq!(standing(9600), Standing::Probe, "an answer is a new start");
+        standings.serves(&store, POD, 1500, 1800);
+        assert_eq!(standing(2899), Standing::Unfit);
+        assert_eq!(standing(2900), Standing::Probe);
+        assert!(standings.claim_probe(&store, POD, 3000));
+        standings.serves(&store, POD, 3100, 3200);
+        assert_eq!(standing(4700), Standing::Unfit, "one at a time");
+        standings.failed(&store, POD, 4000);
+        standings.serves(&store, POD, 8000, 8999);
+        assert_eq!(standing(13_999), Standing::Unfit, "doubled");
+        standings.serves(&store, POD, 8000, 9000);
+        assert_eq!(standing(10_500), Standing::Probe);
+        assert!(!standings.answered(&store, POD, 11_000));
+        standings.failed(&store, POD, 12_000);
+        standings.serves(&store, POD, 12_100, 12_200);
+        assert_eq!(standing(13_700), Standing::Probe, "answers start anew");
     }
 
     /// When a pod is tried that fails each trial, and of which there is evidence once a second
@@ -412,16 +417,19 @@ mod tests {
         let without = trials(600);
         assert_eq!(without[..6], [0, 5, 15, 35, 75, 135]);
         let with = trials(0);
-        assert_eq!(with[..7], [0, 1, 6, 16, 36, 76, 136]);
+        assert_eq!(with[..7], [0, 3, 10, 22, 44, 86, 146]);
         assert!(with.len() <= without.len() + 1, "{with:?}");
-        assert_eq!(trials(80)[..9], [0, 5, 15, 35, 75, 81, 86, 96, 116]);
+        assert_eq!(trials(80)[..9], [0, 5, 15, 35, 75, 83, 90, 102, 124]);
     }
 
     #[test]
     fn evidence_hides_no_restart() {
         let (store, standings) = pool();
         standings.failed(&store, POD, 0);
-        standings.serves(&store, POD, GONE_MS, GONE_MS + 1);
+        assert!(standings.claim_probe(&store, POD, 5000));
+        standings.failed(&store, POD, 5000);
+        standings.serves(&store, POD, 9000, 9000);
+        assert!(standings.claim_probe(&store, POD, GONE_MS + 500));
         assert_eq!(
             standings.read(&store).gone(GONE_MS + 1).next(),
             Some(POD),
@@ -432,9 +440,9 @@ mod tests {
         standings.failed(&store, POD, 100_000);
         standings.arrived(&store, POD, 101_000);
         standings.serves(&store, POD, 100_500, 101_000);
-        assert!(standings.claim_probe(&store, POD, 101_000));
-        assert!(!standings.answered(&store, POD, 102_000));
-        assert_eq!(standings.read(&store).cold_share(POD, 102_000), 0.0);
+        assert!(standings.claim_probe(&store, POD, 102_500));
+        assert!(!standings.answered(&store, POD, 103_000));
+        assert_eq!(standings.read(&store).cold_share(POD, 103_000), 0.0);
     }
 
     #[test]
