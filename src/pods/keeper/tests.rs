@@ -33,6 +33,14 @@ fn clusters(all: &[(&str, &[u8])]) -> String {
     format!(r#"{{"cluster_statuses": [{}]}}"#, all.join(","))
 }
 
+/// The same, where hosts have this `health_status`.
+fn with_health(clusters: &str, health: &str) -> String {
+    clusters.replace(
+        "\"address\": {\"socket",
+        &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
+    )
+}
+
 fn poll(keeper: &mut Keeper, config: &Config, now: u64, status: u16, body: &str) -> News {
     let answer = Answer::Some(status, body.as_bytes());
     keeper.answer(config, Question::Pods, answer, &|| now, &|_| 0)
@@ -221,12 +229,7 @@ fn a_pod_that_envoy_could_not_reach_for_long_holds_nothing() {
     let mut keeper = keeper(1);
     assert!(keeper.hold(&store, &config, 0));
     let well = clusters(&[("vllm", &[1])]);
-    let with = |health: &str| {
-        well.replace(
-            "\"address\": {\"socket",
-            &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
-        )
-    };
+    let with = |health: &str| with_health(&well, health);
     let (ill, drains) = (
         with(r#""failed_active_health_check": true"#),
         with(r#""eds_health_status": "DRAINING""#),
@@ -268,12 +271,7 @@ fn a_pod_that_was_found_ill_and_is_no_more_serves() {
     let mut keeper = keeper(1);
     assert!(keeper.hold(&store, &config, 0));
     let well = clusters(&[("vllm", &[1])]);
-    let with = |health: &str| {
-        well.replace(
-            "\"address\": {\"socket",
-            &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
-        )
-    };
+    let with = |health: &str| with_health(&well, health);
     let checked = with(r#""failed_active_health_check": true"#);
     let told = with(r#""eds_health_status": "UNHEALTHY""#);
     let ejected = with(r#""failed_outlier_check": true"#);
