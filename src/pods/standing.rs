@@ -3,6 +3,10 @@
 //! Owns one value in shared data, `prefix_router/<pool>/standing.1`: an entry for each pod that is
 //! not as usual. A pod that could not be reached is ejected on all workers, for 5 s at first and
 //! then for twice as long each time, up to 60 s; in between one request at a time tries it again.
+//! Evidence that it serves, from after its last failure, brings that trial forward: the first time
+//! to [`GRACE_MS`] from then, the next to no less than 5 s after the failure, doubling as ejections
+//! do. So at most five trials between two answers are early, and a pod that answers all but
+//! requests has just one trial more than without evidence.
 //! One that was unreachable for longer than [`GONE_MS`] has restarted: the table forgets it, and
 //! it comes back as a new one, which takes its share of the cold prompts little by little.
 //! Invariant: at most one entry a pod, at most [`MAX_ENTRIES`]; of a pod without one, all is well.
