@@ -431,8 +431,10 @@ fn is_pool_name(text: &str) -> bool {
 pub(crate) fn is_pod_name(text: &str) -> bool {
     is_visible(text, 256)
         && !text.bytes().any(|b| matches!(b, b'"' | b'\\' | b','))
-        && !text.contains(".;.")
-        && !text.contains(".=.")
+        && !text
+            .as_bytes()
+            .windows(3)
+            .any(|three| matches!(three, b".;." | b".=."))
 }
 
 fn is_host_port(text: &str) -> bool {

@@ -7,7 +7,7 @@ use super::abi::{self, Buffer, Headers, Uncalled};
 use super::stream::Instance;
 use crate::config::{Config, DestinationMode};
 use crate::metrics::{Meter, Metric};
-use crate::pods::keeper::{Answer, Call, Keeper, News, Question};
+use crate::pods::keeper::{Answer, Call, Keeper, Question};
 use crate::pods::schedule::TIMEOUT_MS;
 use crate::pods::{admin, scrape};
 use core::cell::{Cell, RefCell};
@@ -145,31 +145,12 @@ impl Asker {
         };
         let own = |pod: &_| router.running_on(&env, pod);
         let news = keeper.answer(router.config(), question, answer, env.clock, &own);
-        let News {
-            changed,
-            list_changed,
-            restarted,
-            serving,
-            failed_poll,
-            line,
-        } = news;
-        for pod in &restarted {
-            router.restarted(&env, pod);
-        }
-        for (pod, asked_ms) in &serving {
-            router.serves(&env, pod, *asked_ms);
-        }
-        if list_changed {
-            router.seat(&env, keeper.registry());
-        }
-        if changed {
-            keeper.save(env.store);
-        }
-        if failed_poll {
+        router.learn(&env, &keeper, &news);
+        if news.failed_poll {
             instance.meter.count(Metric::FailedPolls, 1);
         }
-        if let Some(line) = line {
-            abi::log(if failed_poll { 3 } else { 2 }, &line);
+        if let Some(line) = &news.line {
+            abi::log(if news.failed_poll { 3 } else { 2 }, line);
         }
     }
 }

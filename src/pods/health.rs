@@ -26,6 +26,12 @@ impl Health {
         self.0 & (Self::FAILED_CHECK.0 | Self::OUTLIER.0) == 0
     }
 
+    /// Whether somebody who looks has found it unable to serve. That ends when it is found able
+    /// to; an ejection by outlier detection just runs out.
+    pub fn is_found_ill(self) -> bool {
+        self.0 & (Self::FAILED_CHECK.0 | Self::UNHEALTHY.0) != 0
+    }
+
     /// Both reasons.
     #[must_use]
     pub fn with(self, other: Health) -> Health {

@@ -6,7 +6,9 @@
 /// After this long a call is over, whatever became of it.
 pub const TIMEOUT_MS: u32 = 5_000;
 /// Longest pause between two attempts that fail.
-const MAX_PAUSE_MS: u64 = 30_000;
+pub const MAX_PAUSE_MS: u64 = 30_000;
+/// The pause after one that failed is at least so many times what it took, up to that.
+const WAIT_FACTOR: u64 = 6;
 /// The pause is at least so many times what reading the last answer took.
 const COST_FACTOR: u64 = 20;
 
@@ -34,33 +36,32 @@ impl Schedule {
         self.due_ms = now_ms.saturating_add(patience);
     }
 
-    /// When it was asked last.
-    pub fn asked_ms(&self) -> u64 {
-        self.asked_ms
-    }
-
     /// Whether an answer is awaited.
     pub fn is_under_way(&self) -> bool {
         self.under_way
     }
 
-    /// A good answer came, and took so long to read.
-    pub fn answered(&mut self, now_ms: u64, interval_ms: u32, cost_ms: u64) {
+    /// A good answer came, and took so long to read. Returns when the question was asked.
+    pub fn answered(&mut self, now_ms: u64, interval_ms: u32, cost_ms: u64) -> u64 {
         self.under_way = false;
         self.failures = 0;
         let rest = now_ms.saturating_add(cost_ms.saturating_mul(COST_FACTOR));
         // From question to question, and a little less: ticks come a little early or late.
         let pause = u64::from(interval_ms.saturating_sub(interval_ms >> 3));
         self.due_ms = self.asked_ms.saturating_add(pause).max(rest);
+        self.asked_ms
     }
 
-    /// No answer, or none that makes sense: ask again, later each time.
-    pub fn failed(&mut self, now_ms: u64, interval_ms: u32) {
+    /// No answer, or none that makes sense: ask again, later each time, up to `most_ms`. One that
+    /// hangs is asked less often: there is room for few calls at once.
+    pub fn failed(&mut self, now_ms: u64, interval_ms: u32, most_ms: u64) {
         self.under_way = false;
         let interval = u64::from(interval_ms);
         let pause = interval.saturating_mul(1 << self.failures.min(8));
         self.failures = self.failures.saturating_add(1);
-        self.due_ms = now_ms.saturating_add(pause.min(MAX_PAUSE_MS.max(interval)));
+        let took = now_ms.saturating_sub(self.asked_ms);
+        let most = took.saturating_mul(WAIT_FACTOR).max(most_ms);
+        self.due_ms = now_ms.saturating_add(pause.min(most.min(MAX_PAUSE_MS).max(interval)));
     }
 }
 
@@ -91,15 +92,28 @@ mod tests {
         let mut schedule = Schedule::default();
         let mut pauses = vec![];
         for _ in 0..40 {
-            schedule.failed(0, 1000);
+            schedule.failed(0, 1000, MAX_PAUSE_MS);
             pauses.push(schedule.due_ms);
         }
         assert_eq!(pauses[..6], [1000, 2000, 4000, 8000, 16_000, 30_000]);
         assert_eq!(pauses[39], 30_000);
-        schedule.failed(0, 60_000);
+        schedule.failed(0, 60_000, MAX_PAUSE_MS);
         assert_eq!(schedule.due_ms, 60_000, "never more often than configured");
         schedule.answered(0, 1000, 0);
-        schedule.failed(0, 1000);
+        schedule.failed(0, 1000, MAX_PAUSE_MS);
         assert_eq!(schedule.due_ms, 1000);
+    }
+
+    #[test]
+    fn who_is_missed_is_asked_for_often_unless_the_calls_hang() {
+        let pauses = [0, 1000, 5000].map(|took| {
+            let mut schedule = Schedule::default();
+            for now in [0, 100_000, 200_000, 300_000, 400_000, 500_000] {
+                schedule.asked(now);
+                schedule.failed(now + took, 1000, 2000);
+            }
+            schedule.due_ms - 500_000 - took
+        });
+        assert_eq!(pauses, [2000, 6000, 30_000]);
     }
 }

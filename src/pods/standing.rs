@@ -3,7 +3,10 @@
 //! Owns one value in shared data, `prefix_router/<pool>/standing.1`: an entry for each pod that is
 //! not as usual. A pod that could not be reached is ejected on all workers, for 5 s at first and
 //! then for twice as long each time, up to 60 s; in between one request at a time tries it again.
-//! Who was seen to serve meanwhile, by others than its requests, is tried after a fifth of that.
+//! Evidence that it serves, from after its last failure, brings that trial forward: the first time
+//! to [`GRACE_MS`] from then, the next to no less than 5 s after the failure, doubling as ejections
+//! do. So at most five trials between two answers are early, and a pod that answers all but
+//! requests has just one trial more than without evidence.
 //! One that was unreachable for longer than [`GONE_MS`] has restarted: the table forgets it, and
 //! it comes back as a new one, which takes its share of the cold prompts little by little.
 //! Invariant: at most one entry a pod, at most [`MAX_ENTRIES`]; of a pod without one, all is well.
@@ -17,11 +20,11 @@ use crate::table::PodKey;
 pub const GONE_MS: u64 = 10_000;
 const FIRST_MS: u64 = 5_000;
 const LONGEST_MS: u64 = 60_000;
-/// The part of an ejection that even a pod which was seen to serve has to wait: one that does not
-/// serve prompts for all that gets few of them.
-const EARLY: u64 = 5;
 /// How long a trial may be without a result before there is another.
 const PROBE_MS: u64 = 5_000;
+/// Between evidence and the trial: Envoy's own checks, and all its workers, which hear of health up
+/// to a second later, shall have seen the pod too by then, or the trial is sent elsewhere.
+pub const GRACE_MS: u64 = 1_500;
 /// Age of an entry that is of no use to any configuration.
 const STALE_MS: u64 = 600_000;
 const MAX_ENTRIES: usize = 256;
@@ -38,10 +41,10 @@ struct Entry {
     until_ms: u64,
     /// Failed attempts in a row; 0: it is not ejected but new.
     failures: u32,
+    /// Trials that evidence brought forward since it last answered one.
+    hastened: u8,
     probing: bool,
     forgotten: bool,
-    /// Seen to serve since it failed last.
-    serves: bool,
 }
 
 /// The unusual pods of one pool.
@@ -67,7 +70,7 @@ impl Book {
     /// Whether the pod may be chosen.
     pub fn standing(&self, pod: PodKey, now_ms: u64) -> Standing {
         match self.find(pod) {
-            Some(entry) if entry.failures > 0 && now_ms < entry.ends_ms() => Standing::Unfit,
+            Some(entry) if entry.failures > 0 && now_ms < entry.until_ms => Standing::Unfit,
             Some(entry) if entry.failures > 0 => Standing::Probe,
             _ => Standing::Fit,
         }
@@ -95,7 +98,7 @@ impl Book {
     /// Of an unusual pod: since when it is, and until when it is ejected, if it is.
     pub fn times(&self, pod: PodKey) -> Option<(u64, Option<u64>)> {
         let entry = self.find(pod)?;
-        let until_ms = (entry.failures > 0).then_some(entry.ends_ms());
+        let until_ms = (entry.failures > 0).then_some(entry.until_ms);
         Some((entry.since_ms, until_ms))
     }
 
@@ -132,21 +135,28 @@ impl Standings {
                 return None;
             }
             entry.failures = entry.failures.saturating_add(1);
-            entry.until_ms = now_ms.saturating_add(entry.ejection_ms());
+            entry.until_ms = now_ms.saturating_add(period_ms(entry.failures));
             entry.probing = false;
-            entry.serves = false;
             Some(())
         });
     }
 
-    /// The pod was seen to serve, by who asked it at `asked_ms`.
-    pub fn serves(&self, store: &dyn SharedStore, pod: PodKey, asked_ms: u64) {
+    /// The pod serves, as was seen after `seen_ms`: if it failed before that, it may be tried soon.
+    pub fn serves(&self, store: &dyn SharedStore, pod: PodKey, seen_ms: u64, now_ms: u64) {
         self.update(store, |entries| {
             let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
-            // What was asked before it failed tells nothing, and a trial that is under way tells more.
-            let failed_ms = entry.until_ms.saturating_sub(entry.ejection_ms());
-            let tells = entry.failures > 0 && !entry.probing && asked_ms > failed_ms;
-            (tells && !core::mem::replace(&mut entry.serves, true)).then_some(())
+            let tried_ms = now_ms.saturating_add(GRACE_MS);
+            if entry.probing || tried_ms >= entry.until_ms {
+                return None;
+            }
+            let failed_ms = entry.until_ms.saturating_sub(period_ms(entry.failures));
+            let earliest_ms = failed_ms.saturating_add(period_ms(entry.hastened.into()));
+            if seen_ms <= failed_ms || now_ms < earliest_ms {
+                return None;
+            }
+            entry.until_ms = tried_ms;
+            entry.hastened = entry.hastened.saturating_add(1);
+            Some(())
         });
     }
 
@@ -154,11 +164,10 @@ impl Standings {
     pub fn claim_probe(&self, store: &dyn SharedStore, pod: PodKey, now_ms: u64) -> bool {
         let claimed = self.update(store, |entries| {
             let entry = entries.iter_mut().find(|entry| entry.pod == pod)?;
-            if entry.failures == 0 || now_ms < entry.ends_ms() {
+            if entry.failures == 0 || now_ms < entry.until_ms {
                 return None;
             }
             entry.probing = true;
-            entry.serves = false;
             entry.until_ms = now_ms.saturating_add(PROBE_MS);
             Some(())
         });
@@ -197,9 +206,11 @@ impl Standings {
         self.update(store, |entries| {
             let entry = find_or_add(entries, pod, now_ms)?;
             if entry.failures > 0 {
-                return None;
+                // It comes back as a new one.
+                entry.forgotten = true;
+            } else {
+                *entry = new_pod(pod, now_ms);
             }
-            *entry = new_pod(pod, now_ms);
             Some(())
         });
     }
@@ -247,15 +258,21 @@ impl Standings {
     }
 }
 
+/// How long the last of so many ejections in a row lasts.
+fn period_ms(count: u32) -> u64 {
+    let doublings = count.checked_sub(1);
+    doublings.map_or(0, |n| (FIRST_MS << n.min(8)).min(LONGEST_MS))
+}
+
 fn new_pod(pod: PodKey, now_ms: u64) -> Entry {
     Entry {
         pod,
         since_ms: now_ms,
         until_ms: 0,
         failures: 0,
+        hastened: 0,
         probing: false,
         forgotten: false,
-        serves: false,
     }
 }
 
@@ -272,29 +289,11 @@ fn find_or_add(entries: &mut Vec<Entry>, pod: PodKey, now_ms: u64) -> Option<&mu
 }
 
 impl Entry {
-    /// How long it is ejected after so many failures.
-    fn ejection_ms(&self) -> u64 {
-        let doublings = self.failures.saturating_sub(1).min(8);
-        let time = FIRST_MS.checked_shl(doublings).unwrap_or(LONGEST_MS);
-        time.min(LONGEST_MS)
-    }
-
-    /// Until when it is ejected.
-    fn ends_ms(&self) -> u64 {
-        let time = self.ejection_ms();
-        match self.serves {
-            true => self
-                .until_ms
-                .saturating_sub(time.saturating_sub(time / EARLY)),
-            false => self.until_ms,
-        }
-    }
-
     fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let flags = u64::from(self.failures)
             | u64::from(self.probing) << 32
             | u64::from(self.forgotten) << 33
-            | u64::from(self.serves) << 34;
+            | u64::from(self.hastened) << 40;
         let mut bytes = [0; ENTRY_BYTES];
         let words = [self.pod.0, self.since_ms, self.until_ms, flags];
         for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -314,142 +313,12 @@ impl Entry {
             since_ms,
             until_ms,
             failures: flags as u32,
+            hastened: (flags >> 40) as u8,
             probing: flags & (1 << 32) != 0,
             forgotten: flags & (1 << 33) != 0,
-            serves: flags & (1 << 34) != 0,
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::MemoryStore;
-
-    const POD: PodKey = PodKey(7);
-
-    fn pool() -> (MemoryStore, Standings) {
-        (MemoryStore::default(), Standings::new("p", 30_000))
-    }
-
-    #[test]
-    fn a_failure_ejects_and_one_request_tries_again() {
-        let (store, standings) = pool();
-        let standing = |now| standings.read(&store).standing(POD, now);
-        assert_eq!(standing(0), Standing::Fit);
-        for _ in 0..50 {
-            standings.failed(&store, POD, 1000);
-        }
-        assert_eq!(standing(5999), Standing::Unfit);
-        assert!(!standings.claim_probe(&store, POD, 5999));
-        assert_eq!(standing(6000), Standing::Probe);
-        assert!(standings.claim_probe(&store, POD, 6000));
-        assert!(!standings.claim_probe(&store, POD, 6000), "only one");
-        assert_eq!(standing(6001), Standing::Unfit);
-        assert!(!standings.answered(&store, POD, 6500));
-        assert_eq!(standing(6500), Standing::Fit);
-        assert_eq!(standings.read(&store).cold_share(POD, 6500), 1.0);
-    }
-
-    #[test]
-    fn ejections_double_up_to_a_minute() {
-        let (store, standings) = pool();
-        let mut now = 0;
-        let mut times = Vec::new();
-        for _ in 0..6 {
-            standings.failed(&store, POD, now);
-            let from = now;
-            while standings.read(&store).standing(POD, now) == Standing::Unfit {
-                now += 1000;
-            }
-            times.push((now - from) / 1000);
-            assert!(standings.claim_probe(&store, POD, now));
-        }
-        assert_eq!(times, [5, 10, 20, 40, 60, 60]);
-    }
-
-    #[test]
-    fn who_is_seen_to_serve_is_tried_earlier() {
-        let (store, standings) = pool();
-        let fit_at = |mut now| {
-            while standings.read(&store).standing(POD, now) == Standing::Unfit {
-                now += 100;
-            }
-            now
-        };
-        standings.serves(&store, POD, 1);
-        assert!(standings.read(&store).is_empty(), "all is well");
-        standings.failed(&store, POD, 1000);
-        standings.serves(&store, POD, 1000);
-        assert_eq!(fit_at(1000), 6000, "asked before it failed");
-        standings.serves(&store, POD, 1001);
-        standings.serves(&store, POD, 1900);
-        assert_eq!(fit_at(1000), 2000, "once, however often it is seen");
-        assert!(!standings.claim_probe(&store, POD, 1999));
-        assert!(standings.claim_probe(&store, POD, 2000));
-        standings.serves(&store, POD, 2100);
-        assert!(!standings.claim_probe(&store, POD, 2200), "one at a time");
-        // It serves others and not this: twice as long, and a fifth of that again.
-        standings.failed(&store, POD, 2300);
-        assert_eq!(fit_at(2300), 12_300);
-        standings.serves(&store, POD, 2400);
-        assert_eq!(fit_at(2300), 4300);
-        assert!(standings.claim_probe(&store, POD, 4300));
-        standings.answered(&store, POD, 4400);
-        assert_eq!(fit_at(4400), 4400);
-    }
-
-    #[test]
-    fn a_probe_without_a_result_is_followed_by_another() {
-        let (store, standings) = pool();
-        standings.failed(&store, POD, 0);
-        assert!(standings.claim_probe(&store, POD, 5000));
-        assert!(!standings.claim_probe(&store, POD, 9999));
-        assert!(standings.claim_probe(&store, POD, 10_000));
-    }
-
-    #[test]
-    fn who_was_gone_is_forgotten_once_and_comes_back_as_new() {
-        let (store, standings) = pool();
-        standings.failed(&store, POD, 0);
-        let gone = |now| standings.read(&store).gone(now).collect::<Vec<_>>();
-        assert_eq!(gone(GONE_MS), []);
-        assert_eq!(gone(GONE_MS + 1), [POD]);
-        standings.forgotten(&store, POD);
-        assert_eq!(gone(GONE_MS + 1), []);
-        assert!(!standings.answered(&store, POD, 20_000), "was forgotten");
-        let share = |now| standings.read(&store).cold_share(POD, now);
-        assert_eq!(
-            (share(20_000), share(35_000), share(60_000)),
-            (0.0, 0.5, 1.0)
-        );
-        standings.tidy(&store, &[POD], 20_000 + STALE_MS);
-        assert!(standings.read(&store).is_empty());
-    }
-
-    #[test]
-    fn an_answer_after_a_long_silence_says_to_forget() {
-        let (store, standings) = pool();
-        standings.failed(&store, POD, 0);
-        assert!(standings.answered(&store, POD, GONE_MS + 1));
-        assert!(!standings.answered(&store, POD, GONE_MS + 2));
-    }
-
-    #[test]
-    fn there_is_room_for_so_many_and_the_dead_leave() {
-        let (store, standings) = pool();
-        for pod in 0..2 * MAX_ENTRIES as u64 {
-            standings.arrived(&store, PodKey(pod), 0);
-        }
-        let bytes = || store.get("prefix_router/p/standing.1").unwrap().bytes.len();
-        assert_eq!(bytes(), MAX_ENTRIES * ENTRY_BYTES);
-        standings.failed(&store, PodKey(1), 1);
-        standings.tidy(&store, &[PodKey(1), PodKey(2)], 1);
-        assert_eq!(bytes(), MAX_ENTRIES * ENTRY_BYTES, "others may know them");
-        standings.failed(&store, PodKey(2), STALE_MS);
-        standings.tidy(&store, &[PodKey(1), PodKey(2)], 2 * STALE_MS);
-        assert_eq!(bytes(), 2 * ENTRY_BYTES);
-        store.set(&standings.key, b"junk", Expect::Any).unwrap();
-        assert_eq!(standings.read(&store).standing(PodKey(1), 0), Standing::Fit);
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 //! otherwise they are only found. Cost: once a tick; a request clones one reference.
 
 use super::*;
+use crate::pods::keeper::{Keeper, News};
 
 impl Router {
     /// The pods as they are now; to be kept for as long as their indices are.
@@ -24,6 +25,26 @@ impl Router {
         self.discovery.get()
     }
 
+    /// Does what an answer means, and lets all workers see it when it is done.
+    pub fn learn(&self, env: &Env<'_>, keeper: &Keeper, news: &News) {
+        for pod in &news.restarted {
+            self.restarted(env, pod);
+        }
+        if news.list_changed {
+            self.seat(env, keeper.registry());
+        }
+        for pod in &news.serving {
+            if let Some(member) = find(&self.members(env), pod) {
+                let (seen_ms, now_ms) = (news.seen_ms, env.now_ms());
+                self.standings
+                    .serves(env.store, member.key, seen_ms, now_ms);
+            }
+        }
+        if news.changed {
+            keeper.save(env.store);
+        }
+    }
+
     /// The pods of `registry` get their places in the tables, and those that left lose them. To
     /// be done by its one writer before the others see it.
     pub fn seat(&self, env: &Env<'_>, registry: &Registry) {
@@ -39,14 +60,6 @@ impl Router {
         if let Some(member) = find(&members, pod) {
             self.forget(env, member);
             self.standings.arrived(env.store, member.key, env.now_ms());
-        }
-    }
-
-    /// The pod was seen to serve, by who asked it at `asked_ms`: if it is ejected, it is tried
-    /// earlier.
-    pub fn serves(&self, env: &Env<'_>, pod: &Known, asked_ms: u64) {
-        if let Some(member) = find(&self.members(env), pod) {
-            self.standings.serves(env.store, member.key, asked_ms);
         }
     }
 

@@ -1,3 +1,4 @@
+use super::visit::ENDPOINT_HEADER;
 use super::*;
 use crate::pods::health::Health;
 use crate::pods::lease::LEASE_MS;
@@ -30,6 +31,14 @@ fn clusters(all: &[(&str, &[u8])]) -> String {
     };
     let all: Vec<String> = all.iter().map(one).collect();
     format!(r#"{{"cluster_statuses": [{}]}}"#, all.join(","))
+}
+
+/// The same, where hosts have this `health_status`.
+fn with_health(clusters: &str, health: &str) -> String {
+    clusters.replace(
+        "\"address\": {\"socket",
+        &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
+    )
 }
 
 fn poll(keeper: &mut Keeper, config: &Config, now: u64, status: u16, body: &str) -> News {
@@ -124,6 +133,7 @@ fn pods_come_go_and_come_back_as_new() {
         same,
         News {
             changed: true,
+            seen_ms: 5,
             ..News::default()
         }
     );
@@ -219,12 +229,7 @@ fn a_pod_that_envoy_could_not_reach_for_long_holds_nothing() {
     let mut keeper = keeper(1);
     assert!(keeper.hold(&store, &config, 0));
     let well = clusters(&[("vllm", &[1])]);
-    let with = |health: &str| {
-        well.replace(
-            "\"address\": {\"socket",
-            &format!(r#""health_status": {{{health}}}, "address": {{"socket"#),
-        )
-    };
+    let with = |health: &str| with_health(&well, health);
     let (ill, drains) = (
         with(r#""failed_active_health_check": true"#),
         with(r#""eds_health_status": "DRAINING""#),
@@ -238,19 +243,19 @@ fn a_pod_that_envoy_could_not_reach_for_long_holds_nothing() {
             news.restarted.len(),
         )
     };
-    assert_eq!(said(&well, 1), (true, 0, 0), "it never was away");
+    assert_eq!(said(&well, 1), (true, 1, 0), "new");
     assert_eq!(said(&ill, 1000), (false, 0, 0));
     assert_eq!(said(&ill, 9000), (false, 0, 0));
     // Envoy's workers may not know yet.
-    assert_eq!(said(&well, 11_000), (false, 0, 0));
+    assert_eq!(said(&well, 11_000), (false, 1, 0));
     assert_eq!(said(&well, 12_499), (false, 0, 0));
-    assert_eq!(said(&well, 12_500), (true, 1, 0), "10 s");
+    assert_eq!(said(&well, 12_500), (true, 0, 0), "10 s");
     assert_eq!(said(&well, 13_500), (true, 0, 0));
     assert_eq!(said(&ill, 20_000), (false, 0, 0));
-    assert_eq!(said(&well, 29_000), (false, 0, 0));
+    assert_eq!(said(&well, 29_000), (false, 1, 0));
     assert_eq!(said(&ill, 30_000), (false, 0, 0), "not for long");
-    assert_eq!(said(&well, 30_001), (false, 0, 0));
-    assert_eq!(said(&well, 31_501), (true, 1, 1), "longer");
+    assert_eq!(said(&well, 30_001), (false, 1, 0));
+    assert_eq!(said(&well, 31_501), (true, 0, 1), "longer");
     assert_eq!(said(&well, 32_000), (true, 0, 0));
     assert_eq!(said(&drains, 33_000), (false, 0, 0));
     assert_eq!(said(&well, 90_000), (true, 0, 0), "it was there all along");
@@ -280,6 +285,70 @@ fn pods_of_the_configuration_get_what_is_found_of_them() {
     let back = clusters(&[("vllm-1", &[7])]);
     let news = poll(&mut keeper, &config, 3, 200, &back);
     assert_eq!(news.restarted, []);
+}
+
+#[test]
+fn a_pod_that_was_found_ill_and_is_no_more_serves() {
+    let (store, config) = (MemoryStore::default(), config(ONE));
+    let mut keeper = keeper(1);
+    assert!(keeper.hold(&store, &config, 0));
+    let well = clusters(&[("vllm", &[1])]);
+    let with = |health: &str| with_health(&well, health);
+    let checked = with(r#""failed_active_health_check": true"#);
+    let told = with(r#""eds_health_status": "UNHEALTHY""#);
+    let ejected = with(r#""failed_outlier_check": true"#);
+    let drains = with(r#""eds_health_status": "DRAINING""#);
+    let gone = clusters(&[("vllm", &[])]);
+    let mut serves = |body: &str, now| {
+        let news = poll(&mut keeper, &config, now, 200, body);
+        (news.serving.len(), news.seen_ms)
+    };
+    assert_eq!(serves(&well, 1000), (1, 0), "since ever: proves nothing");
+    assert_eq!(serves(&well, 2000).0, 0, "nothing new");
+    let mut at = 0;
+    for (ill, expected) in [
+        (checked, 1),
+        (told, 1),
+        (gone, 1),
+        (ejected, 0),
+        (drains, 0),
+    ] {
+        at += 10_000;
+        assert_eq!(serves(&ill, at).0, 0);
+        assert_eq!(serves(&ill, at + 1000).0, 0);
+        assert_eq!(serves(&well, at + 2000), (expected, at + 1000), "{ill}");
+        assert_eq!(serves(&well, at + 3000).0, 0, "told once");
+        assert_eq!(serves(&well, at + 4000).0, 0, "told once");
+    }
+}
+
+#[test]
+fn a_good_answer_says_when_it_was_asked_for() {
+    let config = config(r#""pods": [{"name": "a"}], "metrics_scrape": {}"#);
+    let mut keeper = keeper_of(&config);
+    assert_eq!(keeper.calls(&config, 100).len(), 2);
+    let mut ask = |question: fn(String) -> Question, answer| {
+        let news = keeper.answer(&config, question("a".into()), answer, &|| 700, &|_| 0);
+        (news.serving.len(), news.seen_ms)
+    };
+    let models: &[u8] = br#"{"data": [{"id": "m"}]}"#;
+    let good = (1, 100);
+    assert_eq!(
+        ask(Question::Metrics, Answer::Some(200, SCRAPED.as_bytes())),
+        good
+    );
+    assert_eq!(ask(Question::Models, Answer::Some(200, models)), good);
+    for answer in [
+        Answer::None,
+        Answer::NoCluster,
+        Answer::TooLong,
+        Answer::Some(503, models),
+        Answer::Some(503, SCRAPED.as_bytes()),
+        Answer::Some(200, b"<html>"),
+    ] {
+        assert_eq!(ask(Question::Metrics, answer).0, 0);
+        assert_eq!(ask(Question::Models, answer).0, 0);
+    }
 }
 
 const SCRAPED: &str =

@@ -11,7 +11,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 const PODS_FOUND: &str = "prefix_router_discovered_pods";
@@ -195,6 +195,39 @@ async fn hosts_come_and_go_while_requests_flow() {
     ends.store(true, Ordering::Relaxed);
     let sent = traffic.await.expect("no request failed");
     assert!(sent > 100, "{sent} requests");
+}
+
+/// Ejected for 5 s, and then for 10 s more; meanwhile the control plane finds it unhealthy, and
+/// then healthy again.
+#[tokio::test]
+async fn a_pod_that_was_found_ill_and_is_no_more_is_tried_before_its_ejection_ends() {
+    let mut pods = [Stub::start().await, Stub::start().await];
+    let [a, b] = pods.each_ref().map(Stub::port);
+    let mut hosts = Hosts::new(&[a, b]);
+    let (envoy, _) = with_hosts(&hosts, json!({ "policy": { "slow_start_ms": 0 } }), 2).await;
+    until_found(&envoy, 2).await;
+    pods[0].kill().await;
+    let start = Instant::now();
+    let mut serial = 0;
+    let mut served = async |until: Duration, by: Option<&str>| {
+        while start.elapsed() < until {
+            serial += 1;
+            let body = rig::prompt(&format!("eject {serial}"), 1000);
+            let pod = decide(&envoy, &body).await.pod;
+            if by.is_some_and(|by| by == pod) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        start.elapsed()
+    };
+    served(Duration::from_millis(6000), None).await;
+    hosts.set_health(&[(a, "UNHEALTHY"), (b, "HEALTHY")]);
+    served(Duration::from_millis(6500), None).await;
+    pods[0].revive().await;
+    hosts.set(&[a, b]);
+    let took = served(Duration::from_secs(13), Some(&name(&pods[0]))).await;
+    assert!(took < Duration::from_secs(12), "served after {took:?}");
 }
 
 #[tokio::test]

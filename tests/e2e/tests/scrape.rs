@@ -2,11 +2,12 @@
 
 use e2e::bootstrap::Bootstrap;
 use e2e::client::{Conn, Version};
-use e2e::envoy::Envoy;
+use e2e::envoy::{free_port, Envoy};
 use e2e::rig::{self, PODS};
 use serde_json::json;
-use sim_vllm::{PodConfig, SimPod};
-use std::time::Duration;
+use sim_vllm::{Fault, PodConfig, SimPod};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -65,6 +66,94 @@ async fn a_pod_that_restarted_at_the_same_address_has_no_credit() {
         .await;
     let after = conn.post(CHAT, &body).await.decision();
     assert_eq!(after.matched, 0, "{after:?}");
+}
+
+/// Fresh prompts one after the other, all answered, until `done` says so of who served.
+async fn traffic(envoy: &Envoy, mut done: impl FnMut(&str) -> bool) {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let mut conn = envoy.connect(Version::H1).await;
+    loop {
+        let seed = format!("traffic {}", SERIAL.fetch_add(1, Ordering::Relaxed));
+        let reply = conn.post(CHAT, &rig::prompt(&seed, 1000)).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        if done(&reply.decision().pod) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Down for 7 s it is ejected for 5 s, and then for 10 s more.
+#[tokio::test]
+async fn a_pod_whose_metrics_answer_again_is_tried_before_its_ejection_ends() {
+    let pods = pods(|_, _| {});
+    let envoy = envoy(&pods, json!({})).await;
+    scraped(&envoy, &pods).await;
+    pods[0].set_fault(Fault {
+        refuse_ms: Some(7000),
+        restart: true,
+        ..Fault::default()
+    });
+    let start = Instant::now();
+    traffic(&envoy, |_| start.elapsed() > Duration::from_secs(6)).await;
+    traffic(&envoy, |pod| pod == PODS[0]).await;
+    let took = start.elapsed();
+    let times = Duration::from_secs(7)..Duration::from_secs(12);
+    assert!(times.contains(&took), "served after {took:?}");
+}
+
+/// Its metrics can be read, but no request gets through to it.
+#[tokio::test]
+async fn a_pod_that_answers_all_but_requests_is_hardly_tried_more_often() {
+    let pods = pods(|_, _| {});
+    let nobody = free_port();
+    let address = json!({ "socket_address": { "address": "127.0.0.1", "port_value": nobody } });
+    let dead = json!({
+        "name": "vllm-0/dead",
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {
+            "cluster_name": "vllm-0/dead",
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address } }] }],
+        },
+    });
+    let change = |bootstrap: Bootstrap| {
+        bootstrap
+            .with_plugin(json!({ "metrics_scrape": { "poll_interval_ms": 100 } }))
+            .with_cluster(dead)
+            // Nor through the pool, where the next attempt goes.
+            .with_clusters(
+                |name| name == "vllm",
+                |cluster| {
+                    let hosts = &mut cluster["load_assignment"]["endpoints"][0]["lb_endpoints"];
+                    hosts.as_array_mut().expect("hosts").remove(0);
+                },
+            )
+            .with_clusters(
+                |name| name == PODS[0],
+                |cluster| {
+                    let typed = &mut cluster["cluster_type"]["typed_config"];
+                    typed["clusters"] = json!(["vllm-0/dead", "vllm"]);
+                },
+            )
+    };
+    let envoy = rig::envoy_with(pods.each_ref().map(|pod| pod.addr.port()), 2, change).await;
+    scraped(&envoy, &pods).await;
+    let start = Instant::now();
+    // Who met the dead cluster first was answered at another attempt.
+    let tried = || {
+        let log = envoy.access_log();
+        log.lines()
+            .filter(|line| !line.contains(" attempts=1 "))
+            .count()
+    };
+    // Ejected for 5 s, and tried after 1.5 s; then for 10 s, and tried after 6.5 s.
+    for until_s in [4, 7] {
+        traffic(&envoy, |_| start.elapsed() > Duration::from_secs(until_s)).await;
+        // The log is written every 50 ms.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        assert_eq!(tried(), 2, "after {until_s} s");
+    }
 }
 
 #[tokio::test]

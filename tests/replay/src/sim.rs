@@ -174,7 +174,8 @@ impl Sim<'_> {
             Event::Tick => {
                 let requests = self.pods.iter().map(|pod| pod.requests() as u32);
                 self.series.push(requests.collect());
-                self.gateways.iter_mut().for_each(|g| g.tick(now));
+                let pods = &self.pods;
+                self.gateways.iter_mut().for_each(|g| g.tick(now, pods));
                 self.schedule(now + SECOND, Event::Tick);
             }
         }

@@ -106,6 +106,22 @@ fn a_restart_loses_nobody() {
     assert!(measures.hits > 0.7, "{measures:?}");
 }
 
+/// Long before its ejection ends, which has doubled several times by then.
+#[test]
+fn a_pod_that_is_back_is_soon_used() {
+    let small = Cell {
+        utilisation: 0.5,
+        cache_tokens: Kind::Restart.cache_tokens()[0],
+        ..cell(Kind::Restart)
+    };
+    let (workload, run, _) = run(small, Chooser::default_filter());
+    let back = (workload.duration() as f64 * 0.55) as u64;
+    let served = run.outcomes.iter().zip(&workload.requests);
+    let after = served.filter(|(o, r)| o.pod == 0 && r.at > back);
+    let first = after.map(|(_, r)| r.at - back).min().unwrap();
+    assert!(first < 6_000_000, "after {first} µs");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let again = || {

@@ -4,6 +4,7 @@
 //! Owns one Envoy with one worker: shared data, router, load board, and the requests under way. A
 //! prefix block is a chunk; its hash stands for the prefix, as the real ones do.
 
+use super::scraper::Scraper;
 use super::{Gateway, Setting};
 use crate::pod::Pod;
 use crate::workload::Request;
@@ -12,7 +13,6 @@ use prefix_router::chunk::{ChunkHash, HOME_BYTES};
 use prefix_router::config::{Config, Policy};
 use prefix_router::metrics::Silent;
 use prefix_router::pods::load::{LoadBoard, Ticket};
-use prefix_router::pods::registry::Known;
 use prefix_router::pods::{Member, Members};
 use prefix_router::prompt::Prompt;
 use prefix_router::router::{Credit, Env, Question, Router};
@@ -38,11 +38,10 @@ pub struct Filter {
     store: MemoryStore,
     board: Rc<LoadBoard>,
     router: Router,
+    scraper: Scraper,
     /// Index in the pool -> pod of the simulation.
     pods: Vec<usize>,
     open: FxHashMap<usize, Open>,
-    /// Pods that are back, and how many ticks have passed since.
-    back: Vec<(usize, u32)>,
 }
 
 impl Filter {
@@ -55,9 +54,9 @@ impl Filter {
             store: MemoryStore::default(),
             board,
             router,
+            scraper: Scraper::new(setting.seed | 1),
             pods,
             open: FxHashMap::default(),
-            back: Vec::new(),
             setting,
         }
     }
@@ -73,16 +72,20 @@ impl Filter {
     }
 }
 
+pub(super) fn name(pod: usize) -> String {
+    format!("vllm-{pod}")
+}
+
 /// The router of the pods that are members now, and which pods they are.
 fn router(setting: &Setting, policy: Policy, board: &Rc<LoadBoard>) -> (Router, Vec<usize>) {
     let members = setting.members.iter().enumerate();
     let pods: Vec<usize> = members.filter(|(_, m)| **m).map(|(pod, _)| pod).collect();
     let names: Vec<String> = pods
         .iter()
-        .map(|pod| format!(r#"{{"name": "vllm-{pod}"}}"#))
+        .map(|pod| format!(r#"{{"name": "{}"}}"#, name(*pod)))
         .collect();
     let text = format!(
-        r#"{{"pods": [{}], "chunk_bytes": {}, "capacity_chunks": {}, "match_bytes": 16777216, "hold_bytes": 16777216}}"#,
+        r#"{{"pods": [{}], "metrics_scrape": {{}}, "chunk_bytes": {}, "capacity_chunks": {}, "match_bytes": 16777216, "hold_bytes": 16777216}}"#,
         names.join(","),
         setting.block_tokens as usize * BYTES_PER_TOKEN,
         setting.capacity,
@@ -196,28 +199,13 @@ impl Gateway for Filter {
         self.setting.members[pod] = true;
         // A new configuration over the same shared data, as Envoy would start it.
         (self.router, self.pods) = router(&self.setting, self.policy, &self.board);
+        self.scraper = Scraper::new(self.setting.seed | 1);
     }
 
-    fn back(&mut self, pod: usize) {
-        self.back.push((pod, 0));
-    }
-
-    /// A health check a second, a look at Envoy's list a second, and what the filter waits for
-    /// Envoy's workers: it is known by the fourth tick.
-    fn tick(&mut self, now: Micros) {
-        let (seen, unseen) = self.back.drain(..).partition(|(_, ticks)| *ticks >= 3);
-        let seen: Vec<(usize, u32)> = seen;
-        self.back = unseen;
-        self.back.iter_mut().for_each(|(_, ticks)| *ticks += 1);
+    fn tick(&mut self, now: Micros, pods: &[Pod]) {
         self.with(now, |this, env| {
-            for (pod, _) in seen {
-                let known = Known {
-                    name: format!("vllm-{pod}"),
-                    ..Known::default()
-                };
-                this.router.serves(env, &known, env.now_ms());
-            }
             this.router.tick(env);
+            this.scraper.tick(&this.router, env, &this.pods, pods);
         });
     }
 

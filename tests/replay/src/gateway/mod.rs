@@ -6,6 +6,7 @@
 //! | `oracle` | the filter's rule, knowing what the pods really hold |
 //! | `peers` | what the published rules have in common: a table, counts, a choice |
 //! | `rules` | the published rules, a function each |
+//! | `scraper` | what the filter learns from the pods' own metrics |
 //!
 //! Owns the interface between the event loop and a gateway. A gateway sees what it would see in a
 //! deployment: its own requests and, where the published rule reads the pods' metrics, those.
@@ -14,6 +15,7 @@ mod filter;
 mod oracle;
 mod peers;
 mod rules;
+mod scraper;
 
 pub use filter::Filter;
 pub use oracle::Oracle;
@@ -40,8 +42,8 @@ pub trait Gateway {
     fn died(&mut self, _pod: usize) {}
     /// A pod is back.
     fn back(&mut self, _pod: usize) {}
-    /// Once a second.
-    fn tick(&mut self, _now: Micros) {}
+    /// Once a second: who reads the pods' metrics may do so now.
+    fn tick(&mut self, _now: Micros, _pods: &[Pod]) {}
     /// Tokens of prefill per second as it has learned, if it learns that.
     fn learned_rate(&mut self, _now: Micros) -> Option<f64> {
         None
